@@ -1,0 +1,118 @@
+"""The engine's nouns: what a request is, how it ends, what a ticket says.
+
+Everything imports this module; it imports nothing of ours and no torch. The structs travel between processes
+(frontend and ranks) and between groups (tickets), so they are msgspec structs: typed, small, fast to encode.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from array import array
+from collections.abc import Sequence as SequenceOf
+
+import msgspec
+
+
+class Role(enum.StrEnum):
+    """What an engine does: one phase, or both (`unified`)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNIFIED = "unified"
+
+
+class Leg(enum.StrEnum):
+    """What one engine is asked to do for a request.
+
+    WHOLE: prompt and generation on this engine. DECODE: reserve, hand out a ticket, wait for the KV, generate.
+    PREFILL: compute the prompt and push its KV to where the ticket says; generate nothing.
+    """
+
+    WHOLE = "whole"
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens or the model's context is reached
+    ABORT = "abort"  # the client left, or the group is draining
+    ERROR = "error"  # see RequestError
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to choose tokens. temperature 0 is greedy; top_k 0 keeps all; seed None draws a fresh one."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One cache tensor as a peer sees it: `num_items` items of `item_bytes`, contiguous from `base_address`.
+
+    A paged group's item is one block (all its layers together); a state group's item is one sequence's slot.
+    """
+
+    name: str
+    base_address: int
+    item_bytes: int
+    num_items: int
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """How to write into one rank's cache: its NIXL agent and its regions, valid for one incarnation."""
+
+    agent_name: str  # contains the incarnation, so that a restarted process is another peer
+    agent_metadata: bytes  # NIXL's opaque blob, about 500 bytes
+    regions: tuple[Region, ...]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Where prefill must push one request's KV, and the proof that both sides mean the same request.
+
+    State is shipped as of `num_tokens - 1` tokens: decode runs the last prompt token itself, so that sampling
+    lives in one place. `generation` is unique within an incarnation: a completion for another one is stale.
+    """
+
+    incarnation: str
+    request_id: str
+    generation: int
+    fingerprint: str  # KV fingerprint: the two caches have the same bytes for the same tokens
+    num_tokens: int
+    token_hash: str  # hash_tokens of all prompt tokens
+    num_held_tokens: int  # leading tokens whose blocks decode has already; a multiple of the block size
+    block_ids: tuple[int, ...]  # destination of block i of the sequence, counted from token 0
+    state_slot: int
+    lease_seconds: float  # from receipt: no write may start after it
+    peer: Peer
+
+
+class RequestError(msgspec.Struct, frozen=True):
+    """Why a request failed, in the OpenAI error vocabulary. `retriable`: another group may succeed."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retriable: bool = False
+
+
+class EngineRequest(msgspec.Struct):
+    """One request as the frontend hands it to a rank: token ids in, no text."""
+
+    request_id: str
+    leg: Leg
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    ticket: Ticket | None = None  # PREFILL only
+
+
+def hash_tokens(token_ids: SequenceOf[int]) -> str:
+    """A 128-bit hash of token ids (as little-endian int32), equal on both sides iff the prompts are."""
+    return hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=16).hexdigest()

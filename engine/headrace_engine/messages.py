@@ -1,0 +1,103 @@
+"""What a group's frontend and its ranks say to each other (ZMQ, msgpack). One tagged union per direction."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace_engine.core import EngineRequest, FinishReason, RequestError, Ticket
+
+# --- frontend -> rank ------------------------------------------------------------------------------------------------
+
+
+class Add(msgspec.Struct, tag="add"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    request_id: str
+
+
+class Wake(msgspec.Struct, tag="wake"):
+    """A rank of this group has work: join the step collective now instead of at the next idle beat."""
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """Leave after the requests in flight have ended."""
+
+
+class Welcome(msgspec.Struct, tag="welcome"):
+    """The frontend has taken the rank's Hello."""
+
+
+ToRank = Add | Abort | Wake | Shutdown | Welcome
+
+# --- rank -> frontend ------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """Weights are loaded and the group is formed: the rank takes requests from now on."""
+
+    rank: int
+    incarnation: str
+    fingerprint: str
+    max_model_len: int
+    num_blocks: int
+
+
+class TicketReady(msgspec.Struct, tag="ticket"):
+    request_id: str
+    ticket: Ticket
+
+
+class Tokens(msgspec.Struct, tag="tokens"):
+    """New tokens of one request; the last one carries the finish reason.
+
+    num_cached_tokens: prompt tokens that prefill found in its prefix cache (never those received from a peer).
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Pushed(msgspec.Struct, tag="pushed"):
+    """PREFILL leg: every byte is written and the peer has been told."""
+
+    request_id: str
+    num_cached_tokens: int
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    request_id: str
+    error: RequestError
+
+
+class RankState(msgspec.Struct, tag="state"):
+    """A rank's load, sent when it changes, at most every 100 ms."""
+
+    rank: int
+    num_running: int
+    num_waiting: int
+    num_waiting_for_kv: int
+    num_pushing: int
+    num_free_blocks: int
+    num_quarantined_blocks: int
+    num_preemptions: int
+    num_steps: int
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    kv_bytes_pushed_total: int
+    kv_push_seconds_total: float
+    num_pushes_total: int
+    num_push_failures_total: int
+    oldest_transfer_age_seconds: float
+
+
+class Batch(msgspec.Struct, tag="batch"):
+    """Everything one step has to say, in one message."""
+
+    items: list[TicketReady | Tokens | Pushed | Failed]
+
+
+FromRank = Hello | RankState | Batch

@@ -1,0 +1,84 @@
+"""What the engine asks of a model: cache groups, and a forward over a flat batch with a paged cache.
+
+Shapes: T tokens of S sequences in this step; token rows of one sequence are consecutive.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace_engine.ep.exchange import Exchange
+
+
+class GroupKind(enum.StrEnum):
+    PAGED = "paged"  # append-only; entries of block b live at item b; shared by prefix
+    STATE = "state"  # fixed size per sequence (a ring over positions); lives at the sequence's slot
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """One kind of per-sequence state.
+
+    PAGED: tensor [num_blocks, num_layers, block_size // tokens_per_entry, entry_dim].
+    STATE: tensor [num_slots, num_layers, rows, entry_dim]; the row of position p is p % rows.
+    """
+
+    name: str
+    kind: GroupKind
+    layers: tuple[int, ...]  # model layers that own an entry, in order of the tensor's layer axis
+    entry_dim: int
+    dtype: str  # "float32" | "bfloat16"
+    tokens_per_entry: int = 1  # PAGED: the compression ratio
+    rows: int = 0  # STATE only
+
+    def item_shape(self, block_size: int) -> tuple[int, int, int]:
+        """[layers, entries or rows, dim] of one block or slot."""
+        if self.kind is GroupKind.STATE:
+            return (len(self.layers), self.rows, self.entry_dim)
+        if block_size % self.tokens_per_entry:
+            raise ValueError(f"block size {block_size} is no multiple of {self.name}'s ratio {self.tokens_per_entry}")
+        return (len(self.layers), block_size // self.tokens_per_entry, self.entry_dim)
+
+
+@dataclass
+class ForwardBatch:
+    """One step's tokens. Integer tensors are int64 unless said otherwise and live on the model's device.
+
+    A sequence with a query of q tokens and `context_lens[s] = c` computes positions c - q .. c - 1; what came
+    before is in the cache. Entries that this step completes are written by the forward itself. The caller has
+    allocated every block that positions below c need. T = 0 is legal: an idle rank still joins every exchange.
+    """
+
+    token_ids: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    query_starts: torch.Tensor  # [S + 1], query_starts[0] = 0, query_starts[S] = T
+    context_lens: torch.Tensor  # [S], tokens in the cache after this step
+    block_tables: torch.Tensor  # [S, max_blocks], int32: block of tokens [i * block_size, (i + 1) * block_size)
+    state_slots: torch.Tensor  # [S]
+    logit_rows: torch.Tensor  # [R], rows of the T tokens whose logits are wanted
+    query_lens: tuple[int, ...]  # the same on the host, so that no forward waits for the device
+    max_context_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.query_lens)
+
+
+class Model(Protocol):
+    """One rank's share of a model: all of attention, and its experts."""
+
+    cache_groups: tuple[CacheGroup, ...]
+    vocab_size: int
+    max_position: int
+    eos_token_ids: tuple[int, ...]
+    block_multiple: int  # the block size must be a multiple of this
+
+    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
+        """Logits [R, vocab] in fp32. Reads and writes `cache` (one tensor per cache group, by name)."""
+        ...

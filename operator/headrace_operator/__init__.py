@@ -1,0 +1,1 @@
+"""The Kubernetes operator: DisaggDeployment resources in, groups of engine pods out."""
