@@ -107,17 +107,13 @@ class BlockPool:
         self._slots.release([snapshot])
         return snapshot
 
-    def quarantine(self, generation: int, block_ids: Sequence[int], slot: int | None, deadline: float) -> None:
-        """Instead of freeing them: a peer may write into these until its terminal notification or the deadline."""
-        self._quarantine.hold(generation, block_ids, slot, deadline)
+    def quarantine(self, generation: int, block_ids: Sequence[int], slot: int | None) -> None:
+        """Instead of freeing them: the holder of the ticket of this generation may still write into these."""
+        self._quarantine.hold(generation, block_ids, slot)
 
     def end_quarantine(self, generation: int) -> bool:
-        """The peer's terminal notification has come. False if nothing of this generation is held."""
+        """No write of this generation can come any more. False if nothing is held for it."""
         return self._quarantine.end(generation)
-
-    def expire_quarantines(self, now: float) -> list[int]:
-        """End the quarantines whose deadline is past; returns their generations."""
-        return self._quarantine.expire(now)
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any lost, doubled or miscounted block or slot. For tests and debugging."""

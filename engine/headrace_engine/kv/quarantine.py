@@ -1,8 +1,8 @@
 """Blocks that a peer may still write into, although their request has ended. Pure.
 
 A ticket lets a prefill engine write into our cache by itself; deregistering memory or forgetting the request does not
-stop it. So what an ended request's ticket named stays unusable until the peer's terminal notification, or until no
-write can be under way any more (lease and longest write past).
+stop it. So what an ended request's ticket named stays unusable until the receiver (see `receive`) says that no write
+can come any more: at the peer's terminal notification, or once lease and longest write are past.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from headrace_engine.kv.items import ItemPool
 class _Held:
     block_ids: tuple[int, ...]
     slot: int | None
-    deadline: float
 
 
 class Quarantine:
@@ -35,14 +34,14 @@ class Quarantine:
     def __contains__(self, generation: int) -> bool:
         return generation in self._held
 
-    def hold(self, generation: int, block_ids: Sequence[int], slot: int | None, deadline: float) -> None:
+    def hold(self, generation: int, block_ids: Sequence[int], slot: int | None) -> None:
         """Take over the caller's reference on each block and on the slot."""
         if generation in self._held:
             raise ValueError(f"generation {generation} is in quarantine already")
-        self._held[generation] = _Held(tuple(block_ids), slot, deadline)
+        self._held[generation] = _Held(tuple(block_ids), slot)
 
     def end(self, generation: int) -> bool:
-        """The writer is done with this ticket. False if it is unknown: ended or expired before."""
+        """No write for this ticket can come any more. False if nothing is held for it."""
         held = self._held.pop(generation, None)
         if held is None:
             return False
@@ -50,10 +49,3 @@ class Quarantine:
         if held.slot is not None:
             self._slots.release([held.slot])
         return True
-
-    def expire(self, now: float) -> list[int]:
-        """End every hold whose deadline is past, in whatever order they came; return their generations."""
-        expired = [generation for generation, held in self._held.items() if held.deadline <= now]
-        for generation in expired:
-            self.end(generation)
-        return expired

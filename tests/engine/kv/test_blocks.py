@@ -152,7 +152,7 @@ def test_when_every_slot_is_in_use_nothing_is_cached() -> None:
 def test_quarantined_blocks_are_unusable_until_the_terminal_notification() -> None:
     pool = make_pool(num_blocks=4)
     block_ids, slot = pool.allocate_blocks(3), pool.allocate_slot()
-    pool.quarantine(7, block_ids, slot, deadline=100.0)
+    pool.quarantine(7, block_ids, slot)
     assert (pool.num_quarantined_blocks, pool.num_free_blocks) == (3, 1)
     assert pool.end_quarantine(6) is False  # another generation frees nothing
     assert pool.end_quarantine(7) is True
@@ -160,21 +160,18 @@ def test_quarantined_blocks_are_unusable_until_the_terminal_notification() -> No
     assert (pool.num_quarantined_blocks, pool.num_free_blocks, pool.num_free_slots) == (0, 4, 4)
 
 
-def test_a_quarantine_ends_at_its_deadline_in_whatever_order_they_came() -> None:
+def test_one_generation_is_quarantined_once() -> None:
     pool = make_pool(num_blocks=4)
-    for generation, deadline in ((1, 300.0), (2, 100.0), (3, 200.0)):
-        pool.quarantine(generation, pool.allocate_blocks(1), None, deadline)
-    assert pool.expire_quarantines(now=99.9) == []
-    assert sorted(pool.expire_quarantines(now=200.0)) == [2, 3]
-    assert pool.num_quarantined_blocks == 1
-    pool.check_integrity()
+    pool.quarantine(1, pool.allocate_blocks(1), None)
+    with pytest.raises(ValueError, match="generation 1 is in quarantine already"):
+        pool.quarantine(1, pool.allocate_blocks(1), None)
 
 
 def test_prefix_blocks_shared_with_a_quarantined_request_stay_cached() -> None:
     pool = make_pool(needs_snapshots=False)
     run_and_cache(pool, tokens(2))
     hit = pool.match_prefix(tokens(2), max_tokens=8)
-    pool.quarantine(1, hit.block_ids, None, deadline=10.0)
-    pool.expire_quarantines(now=10.0)
+    pool.quarantine(1, hit.block_ids, None)
+    pool.end_quarantine(1)
     assert pool.match_prefix(tokens(2), max_tokens=8).num_tokens == 8
     pool.check_integrity()

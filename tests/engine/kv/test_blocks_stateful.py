@@ -33,9 +33,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.block_content: dict[int, tuple[int, ...]] = {}
         self.slot_content: dict[int, tuple[int, ...]] = {}
         self.live: list[Sequence] = []
-        self.quarantined: dict[int, tuple[list[int], int, float]] = {}
+        self.quarantined: dict[int, tuple[list[int], int]] = {}
         self.generation = 0
-        self.now = 0.0
 
     @rule(target=sequences, token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def begin(self, token_ids: list[int]) -> Sequence | None:
@@ -58,7 +57,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return None
         own = self.pool.allocate_blocks(missing)
         others = {block for sequence in self.live for block in sequence.blocks}
-        others |= {block for blocks, _, _ in self.quarantined.values() for block in blocks}
+        others |= {block for blocks, _ in self.quarantined.values() for block in blocks}
         assert others.isdisjoint(own), "a block in use was handed out"
         blocks = [*hit.block_ids, *own]
         for index in range(len(hit.block_ids), len(blocks)):
@@ -84,26 +83,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.free_blocks(sequence.blocks)
             self.pool.free_slot(sequence.slot)
 
-    @rule(sequence=consumes(sequences), hold_seconds=st.integers(0, 5))
-    def abort_with_a_writer_at_work(self, sequence: Sequence | None, hold_seconds: int) -> None:
+    @rule(sequence=consumes(sequences))
+    def abort_with_a_writer_at_work(self, sequence: Sequence | None) -> None:
         if sequence in self.live:
             self.live.remove(sequence)
             self.generation += 1
-            deadline = self.now + hold_seconds
-            self.pool.quarantine(self.generation, sequence.blocks, sequence.slot, deadline)
-            self.quarantined[self.generation] = (sequence.blocks, sequence.slot, deadline)
+            self.pool.quarantine(self.generation, sequence.blocks, sequence.slot)
+            self.quarantined[self.generation] = (sequence.blocks, sequence.slot)
 
     @rule(generation=st.integers(1, 8))
     def terminal_notification(self, generation: int) -> None:
         assert self.pool.end_quarantine(generation) == (self.quarantined.pop(generation, None) is not None)
-
-    @rule(seconds=st.integers(1, 4))
-    def time_passes(self, seconds: int) -> None:
-        self.now += seconds
-        due = {key for key, (_, _, deadline) in self.quarantined.items() if deadline <= self.now}
-        assert set(self.pool.expire_quarantines(self.now)) == due
-        for key in due:
-            del self.quarantined[key]
 
     @invariant()
     def counts_agree(self) -> None:
@@ -111,7 +101,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         self.pool.check_integrity()
         in_use = {block for sequence in self.live for block in sequence.blocks}
-        in_use |= {block for blocks, _, _ in self.quarantined.values() for block in blocks}
+        in_use |= {block for blocks, _ in self.quarantined.values() for block in blocks}
         assert self.pool.num_free_blocks == NUM_BLOCKS - len(in_use)
         assert self.pool.num_free_slots == NUM_SLOTS - len(self.live) - len(self.quarantined)
 
@@ -121,7 +111,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         for sequence in self.live:
             self.pool.free_blocks(sequence.blocks)
             self.pool.free_slot(sequence.slot)
-        self.pool.expire_quarantines(float("inf"))
+        for generation in self.quarantined:
+            self.pool.end_quarantine(generation)
         # Whatever is cached gives way: the whole space can be had again.
         assert sorted(self.pool.allocate_blocks(NUM_BLOCKS)) == list(range(NUM_BLOCKS))
         assert sorted(self.pool.allocate_slot() for _ in range(NUM_SLOTS)) == list(range(NUM_SLOTS))
