@@ -1,0 +1,411 @@
+"""Which sequences compute how many tokens in the next step of one rank. Pure: no torch, no clock, no sockets.
+
+* Continuous batching: each step takes one token of every generating sequence, then chunks of prompts, in the order of
+  admission, until `max_batch_tokens` are used.
+* Admission is first come, first served, and takes blocks for all tokens known so far, so that a prompt never stops half
+  way for want of blocks. Generating sequences grow block by block; when none is left, the sequence admitted last gives
+  up its blocks and recomputes later (it goes to the head of the queue).
+* A DECODE leg is admitted without computing: its blocks go into a ticket, and it runs from its last prompt token once
+  the KV has arrived. A PREFILL leg computes all prompt tokens but the last, never samples, and keeps its blocks until
+  the transfer has ended.
+* Prompts are cached by prefix where a block boundary is crossed; where the model keeps per-sequence state, chunks end
+  at the last boundary of the prompt so that the state can be copied there (see `kv.prefix`).
+
+Every call may queue actions (`take_actions`): what the rank must send, push or cancel, in this order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError
+from headrace_engine.kv.blocks import BlockPool
+from headrace_engine.kv.prefix import PrefixHit
+from headrace_engine.sequence import (
+    Action,
+    CancelPush,
+    Generated,
+    IssueTicket,
+    PushBlocks,
+    PushEnd,
+    Refused,
+    RevokeTicket,
+    Row,
+    Sequence,
+    Status,
+    Step,
+)
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    max_batch_tokens: int  # tokens of one step
+    max_sequences: int  # that hold blocks at the same time
+    max_waiting: int  # requests that may queue for blocks
+    max_model_len: int  # tokens of prompt and generation together
+    eos_token_ids: frozenset[int]
+    lease_seconds: float = 30.0  # how long prefill may start writes after a ticket
+    write_grace_seconds: float = 30.0  # the longest a write that was started may take
+    reserve_seconds: float = 5.0  # how long a DECODE leg may wait for blocks
+
+
+class Scheduler:
+    """The state machine of one rank's requests over one `BlockPool`."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, *, has_snapshots: bool) -> None:
+        """has_snapshots: as the pool's `needs_snapshots`: cached prefixes come with a copy of the state."""
+        self.limits = limits
+        self.pool = pool
+        self.num_preemptions = 0
+        self.prompt_tokens_total = 0
+        self.generation_tokens_total = 0
+        self._has_snapshots = has_snapshots
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in order of admission
+        self._by_generation: dict[int, Sequence] = {}  # WAITING_FOR_KV
+        self._num_pushing = 0
+        self._last_generation = 0
+        self._slot_copies: list[tuple[int, int]] = []
+        self._actions: list[Action] = []
+        self._blocked: tuple[str, int, int] | None = None  # head of the queue and free blocks, slots when it failed
+
+    # --- counts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_for_kv(self) -> int:
+        return len(self._by_generation)
+
+    @property
+    def num_pushing(self) -> int:
+        return self._num_pushing
+
+    @property
+    def is_empty(self) -> bool:
+        """No request is left, in whatever state. Quarantined blocks do not count."""
+        return not self._sequences
+
+    def take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    # --- requests come and go ----------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Queue a request. A refusal is an action; nothing is reserved for it."""
+        if request.request_id in self._sequences:
+            self._refuse(request.request_id, RequestError(400, f"request id {request.request_id!r} is in use"))
+            return
+        if len(self._waiting) >= self.limits.max_waiting:
+            error = RequestError(
+                429,
+                f"this engine has {len(self._waiting)} requests waiting already; retry later",
+                "rate_limit_error",
+                "overloaded",
+                retriable=True,
+            )
+            self._refuse(request.request_id, error)
+            return
+        sequence = Sequence.of(request, now)
+        sequence.deadline_seconds = now + self.limits.reserve_seconds
+        self._sequences[sequence.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """The caller has lost interest. Idempotent; unknown ids are requests that have ended."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.is_cancelled:
+            return
+        self._end_early(sequence, "the request was cancelled", now)
+
+    def kv_arrived(self, generation: int, num_cached_tokens: int) -> None:
+        """Prefill has written everything this ticket asked for."""
+        self.pool.end_quarantine(generation)
+        sequence = self._by_generation.pop(generation, None)
+        if sequence is None:
+            return
+        sequence.status = Status.RUNNING
+        sequence.num_computed = sequence.num_prompt_tokens - 1
+        sequence.num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens - 1)
+        self._running.append(sequence)
+        self.prompt_tokens_total += sequence.num_prompt_tokens
+        self._cache_full_blocks(sequence)
+
+    def kv_failed(self, generation: int, reason: str) -> None:
+        """Prefill has said that no more writes will come."""
+        self.pool.end_quarantine(generation)
+        sequence = self._by_generation.pop(generation, None)
+        if sequence is None:
+            return
+        self._refuse(sequence.request_id, _unavailable(f"the prefill engine gave up: {reason}", "kv_transfer_failed"))
+        self._release(sequence)
+
+    def push_ended(self, request_id: str) -> None:
+        """The transfer reads this PREFILL leg's blocks no more, whether it succeeded or not."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.leg is not Leg.PREFILL:
+            return
+        if sequence.status is Status.RUNNING:
+            self._running.remove(sequence)
+        elif sequence.status is Status.PUSHING:
+            self._num_pushing -= 1
+        else:
+            self._waiting.remove(sequence)
+        self._release(sequence)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> Step:
+        """Choose the rows of the next step. `commit` must follow before the next call."""
+        self._expire(now)
+        rows: list[Row] = []
+        budget = self.limits.max_batch_tokens
+        prefilling: list[Sequence] = []
+        for sequence in list(self._running):
+            if sequence.num_target - sequence.num_computed > 1 or sequence.leg is Leg.PREFILL:
+                prefilling.append(sequence)
+            elif budget and sequence.status is Status.RUNNING and self._grow(sequence):
+                rows.append(Row(sequence, 1, True))
+                budget -= 1
+        for sequence in prefilling:
+            if budget and sequence.status is Status.RUNNING:
+                budget -= self._add_chunk(rows, sequence, budget)
+        self._admit(rows, budget, now)
+        copies, self._slot_copies = self._slot_copies, []
+        return Step(rows, copies)
+
+    def commit(self, step: Step, sampled: list[int]) -> list[tuple[int, int]]:
+        """The step has run; `sampled` has one token per row that samples, in order.
+
+        Returns state slots to copy at once, (from, to) in this order.
+        """
+        tokens = iter(sampled)
+        for row in step.rows:
+            sequence = row.sequence
+            sequence.num_computed += row.num_tokens
+            if row.num_tokens > 1 or sequence.num_generated == 0:
+                self._cache_prompt_boundary(sequence)
+            if sequence.leg is Leg.PREFILL:
+                self.prompt_tokens_total += row.num_tokens
+                self._push_computed(sequence)
+            elif row.samples:
+                self._append(sequence, next(tokens))
+        copies, self._slot_copies = self._slot_copies, []
+        return copies
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
+        while self._waiting:
+            head = self._waiting[0]
+            num_active = len(self._running) + len(self._by_generation) + self._num_pushing
+            is_computing = head.leg is not Leg.DECODE or head.was_admitted
+            if num_active >= self.limits.max_sequences or (is_computing and budget <= 0):
+                return
+            hit = self._reserve(head)
+            if hit is None:
+                return
+            self._waiting.popleft()
+            is_first, head.was_admitted = not head.was_admitted, True
+            if head.leg is Leg.DECODE and is_first:
+                self._issue_ticket(head, hit, now)
+                continue
+            if is_first:
+                head.num_cached_tokens = hit.num_tokens
+                self.prompt_tokens_total += hit.num_tokens if head.leg is Leg.PREFILL else head.num_prompt_tokens
+            head.status = Status.RUNNING
+            self._running.append(head)
+            if head.leg is Leg.PREFILL:
+                self._push_computed(head)
+            if head.status is Status.RUNNING:
+                budget -= self._add_chunk(rows, head, budget)
+
+    def _reserve(self, sequence: Sequence) -> PrefixHit | None:
+        """Blocks for every token known so far and a state slot, or None if there are not enough now."""
+        state = (sequence.request_id, self.pool.num_free_blocks, self.pool.num_free_slots)
+        if state == self._blocked:
+            return None  # nothing was freed since: do not walk the prefix index for nothing
+        num_blocks = self._num_blocks(sequence.num_target)
+        hit = PrefixHit()
+        # Without snapshots a cached prefix has no state: of use only to a sequence whose state is pushed.
+        if self._has_snapshots or (sequence.leg is Leg.DECODE and not sequence.was_admitted):
+            hit = self.pool.match_prefix(sequence.token_ids, len(sequence.token_ids) - 1)
+        num_new = num_blocks - len(hit.block_ids)
+        if not self.pool.can_allocate(num_new, 1):
+            self._give_back(hit)
+            self._blocked = (sequence.request_id, self.pool.num_free_blocks, self.pool.num_free_slots)
+            return None
+        self._blocked = None
+        sequence.block_ids = [*hit.block_ids, *self.pool.allocate_blocks(num_new)]
+        sequence.state_slot = self.pool.allocate_slot()
+        sequence.num_computed = hit.num_tokens
+        if hit.snapshot_slot is not None:
+            # Copies run in order before anything else writes a slot, so the snapshot may be given back now.
+            self._slot_copies.append((hit.snapshot_slot, sequence.state_slot))
+            self.pool.free_slot(hit.snapshot_slot)
+        return hit
+
+    def _give_back(self, hit: PrefixHit) -> None:
+        self.pool.free_blocks(hit.block_ids)
+        if hit.snapshot_slot is not None:
+            self.pool.free_slot(hit.snapshot_slot)
+
+    def _issue_ticket(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
+        self._last_generation += 1
+        sequence.status = Status.WAITING_FOR_KV
+        sequence.generation = self._last_generation
+        sequence.deadline_seconds = now + self.limits.lease_seconds
+        self._by_generation[sequence.generation] = sequence
+        self._actions.append(IssueTicket(sequence, hit.num_tokens, self.limits.lease_seconds))
+
+    def _add_chunk(self, rows: list[Row], sequence: Sequence, budget: int) -> int:
+        """Add the sequence's next tokens to the step; returns how many."""
+        num_tokens = min(sequence.num_target - sequence.num_computed, budget)
+        boundary = self._prompt_boundary(sequence)
+        if self._has_snapshots and sequence.num_computed < boundary < sequence.num_computed + num_tokens:
+            num_tokens = boundary - sequence.num_computed
+        is_last = sequence.num_computed + num_tokens == sequence.num_target
+        rows.append(Row(sequence, num_tokens, is_last and sequence.leg is not Leg.PREFILL))
+        return num_tokens
+
+    # --- growth and preemption ----------------------------------------------------------------------------------------
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make sure of a block for the sequence's next token, at the cost of later ones. False: it lost its own."""
+        while len(sequence.block_ids) * self.pool.block_size < sequence.num_target:
+            if self.pool.can_allocate(1):
+                sequence.block_ids += self.pool.allocate_blocks(1)
+                continue
+            victim = next(other for other in reversed(self._running) if other.can_be_preempted)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._running.remove(victim)
+        self._free_cache(victim)
+        victim.num_computed = 0
+        victim.status = Status.WAITING
+        self._waiting.appendleft(victim)
+        self.num_preemptions += 1
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        sequence.token_ids.append(token_id)
+        self.generation_tokens_total += 1
+        reason: FinishReason | None = None
+        if token_id in self.limits.eos_token_ids and not sequence.sampling.ignore_eos:
+            reason = FinishReason.STOP
+        elif (
+            sequence.num_generated >= sequence.sampling.max_tokens
+            or len(sequence.token_ids) >= self.limits.max_model_len
+        ):
+            reason = FinishReason.LENGTH
+        self._actions.append(Generated(sequence.request_id, token_id, reason, sequence.num_cached_tokens))
+        if reason is not None:
+            self._running.remove(sequence)
+            self._cache_full_blocks(sequence)
+            self._release(sequence)
+
+    def _push_computed(self, sequence: Sequence) -> None:
+        """Hand the blocks that are final to the transfer, and the end of it when all tokens are computed."""
+        is_complete = sequence.num_computed == sequence.num_target
+        num_final = len(sequence.block_ids) if is_complete else sequence.num_computed // self.pool.block_size
+        first = sequence.num_pushed_blocks
+        if num_final > first:
+            block_ids = tuple(sequence.block_ids[first:num_final])
+            self._actions.append(PushBlocks(sequence.request_id, first, block_ids))
+            sequence.num_pushed_blocks = num_final
+        if is_complete:
+            self._running.remove(sequence)
+            sequence.status = Status.PUSHING
+            self._num_pushing += 1
+            self._actions.append(PushEnd(sequence.request_id, sequence.state_slot, sequence.num_cached_tokens))
+
+    # --- prefix cache --------------------------------------------------------------------------------------------------
+
+    def _prompt_boundary(self, sequence: Sequence) -> int:
+        """The last block boundary that leaves a prompt token to compute."""
+        return (sequence.num_prompt_tokens - 1) // self.pool.block_size * self.pool.block_size
+
+    def _cache_prompt_boundary(self, sequence: Sequence) -> None:
+        boundary = self._prompt_boundary(sequence)
+        if self._has_snapshots and 0 < boundary == sequence.num_computed:
+            block_ids = sequence.block_ids[: boundary // self.pool.block_size]
+            snapshot = self.pool.cache_prefix(sequence.token_ids[:boundary], block_ids)
+            if snapshot is not None:
+                self._slot_copies.append((sequence.state_slot, snapshot))
+
+    def _cache_full_blocks(self, sequence: Sequence) -> None:
+        num_blocks = sequence.num_computed // self.pool.block_size
+        if not self._has_snapshots and num_blocks:
+            token_ids = sequence.token_ids[: num_blocks * self.pool.block_size]
+            self.pool.cache_prefix(token_ids, sequence.block_ids[:num_blocks])
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        self.pool.expire_quarantines(now)
+        for sequence in [s for s in self._by_generation.values() if s.deadline_seconds <= now]:
+            message = f"no KV came from the prefill engine within {self.limits.lease_seconds:g} s"
+            self._refuse(sequence.request_id, _unavailable(message, "kv_transfer_timeout"))
+            self._end_early(sequence, message, now)
+        for sequence in [s for s in self._waiting if s.leg is Leg.DECODE and not s.was_admitted]:
+            if sequence.deadline_seconds <= now:
+                message = f"no cache space became free within {self.limits.reserve_seconds:g} s"
+                self._refuse(sequence.request_id, _unavailable(message, "overloaded"))
+                self._end_early(sequence, message, now)
+
+    def _end_early(self, sequence: Sequence, reason: str, now: float) -> None:
+        if sequence.leg is Leg.PREFILL:
+            # The ticket was accepted: the peer must hear of the end, and writes under way still read the blocks.
+            sequence.is_cancelled = True
+            if sequence.status is not Status.PUSHING:
+                (self._running if sequence.status is Status.RUNNING else self._waiting).remove(sequence)
+                sequence.status = Status.PUSHING
+                self._num_pushing += 1
+            self._actions.append(CancelPush(sequence.request_id, reason))
+            return
+        if sequence.status is Status.WAITING_FOR_KV:
+            del self._by_generation[sequence.generation]
+            deadline = sequence.deadline_seconds + self.limits.write_grace_seconds
+            self.pool.quarantine(sequence.generation, sequence.block_ids, sequence.state_slot, deadline)
+            sequence.block_ids, sequence.state_slot = [], -1
+            self._actions.append(RevokeTicket(sequence.request_id, sequence.generation))
+        elif sequence.status is Status.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._free_cache(sequence)
+        sequence.status = Status.ENDED
+        del self._sequences[sequence.request_id]
+
+    def _free_cache(self, sequence: Sequence) -> None:
+        self.pool.free_blocks(sequence.block_ids)
+        if sequence.state_slot >= 0:
+            self.pool.free_slot(sequence.state_slot)
+        sequence.block_ids, sequence.state_slot = [], -1
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        self._actions.append(Refused(request_id, error))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
+
+
+def _unavailable(message: str, code: str) -> RequestError:
+    return RequestError(503, message, "service_unavailable", code, retriable=True)

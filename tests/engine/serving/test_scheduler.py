@@ -1,0 +1,404 @@
+"""The scheduler as a state machine: who computes what in a step, who waits, who gives way, and that nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace_engine.core import EngineRequest, FinishReason, Leg, Peer, SamplingParams, Ticket
+from headrace_engine.kv.blocks import BlockPool
+from headrace_engine.scheduler import Scheduler, SchedulerLimits
+from headrace_engine.sequence import (
+    CancelPush,
+    Generated,
+    IssueTicket,
+    PushBlocks,
+    PushEnd,
+    Refused,
+    RevokeTicket,
+)
+
+EOS = 99
+
+
+def make(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_batch_tokens: int = 64,
+    max_sequences: int = 8,
+    max_waiting: int = 8,
+    snapshots: bool = True,
+    max_model_len: int = 64,
+) -> Scheduler:
+    limits = SchedulerLimits(max_batch_tokens, max_sequences, max_waiting, max_model_len, frozenset({EOS}))
+    num_slots = max_sequences * (2 if snapshots else 1)
+    pool = BlockPool(num_blocks, num_slots, block_size, needs_snapshots=snapshots)
+    return Scheduler(limits, pool, has_snapshots=snapshots)
+
+
+def request(name: str, num_tokens: int, leg: Leg = Leg.WHOLE, max_tokens: int = 4, first: int = 1) -> EngineRequest:
+    tokens = [(first + i) % 90 for i in range(num_tokens)]
+    ticket = Ticket("i", name, 1, "f", num_tokens, "h", 0, (), 0, 30.0, Peer("a", b"", ()))
+    return EngineRequest(name, leg, tokens, SamplingParams(max_tokens), ticket if leg is Leg.PREFILL else None)
+
+
+def shape(scheduler: Scheduler, now: float = 0.0, token: int = 7) -> list[tuple[str, int, bool]]:
+    """Run one step that samples `token` everywhere; returns its rows."""
+    step = scheduler.schedule(now)
+    scheduler.commit(step, [token] * sum(row.samples for row in step.rows))
+    return [(row.sequence.request_id, row.num_tokens, row.samples) for row in step.rows]
+
+
+def test_prompts_are_cut_at_the_last_block_boundary_and_then_finished() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 10), 0)
+    assert shape(scheduler) == [("a", 8, False)]
+    assert shape(scheduler) == [("a", 2, True)]
+    assert shape(scheduler) == [("a", 1, True)]
+
+
+def test_generating_sequences_come_before_prompts_and_the_budget_is_kept() -> None:
+    scheduler = make(max_batch_tokens=3, snapshots=False)
+    scheduler.add(request("a", 2), 0)
+    scheduler.add(request("b", 5), 0)
+    assert shape(scheduler) == [("a", 2, True), ("b", 1, False)]
+    assert shape(scheduler) == [("a", 1, True), ("b", 2, False)]
+    assert shape(scheduler) == [("a", 1, True), ("b", 2, True)]
+
+
+def test_a_second_request_reuses_the_blocks_and_a_copy_of_the_state() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 10, max_tokens=1), 0)
+    while not scheduler.is_empty:
+        shape(scheduler)
+    scheduler.take_actions()
+    scheduler.add(request("b", 10), 0)
+    step = scheduler.schedule(0)
+    assert [row.num_tokens for row in step.rows] == [2]
+    assert len(step.slot_copies) == 1
+    scheduler.commit(step, [7])
+    assert scheduler.take_actions() == [Generated("b", 7, None, 8)]
+
+
+@pytest.mark.parametrize(
+    ("token", "max_tokens", "ignore_eos", "expected"),
+    [
+        (EOS, 4, False, FinishReason.STOP),
+        (EOS, 4, True, None),
+        (5, 1, False, FinishReason.LENGTH),
+        (5, 2, False, None),
+    ],
+)
+def test_generation_ends_at_eos_or_max_tokens(
+    token: int, max_tokens: int, ignore_eos: bool, expected: FinishReason | None
+) -> None:
+    scheduler = make()
+    wanted = SamplingParams(max_tokens, ignore_eos=ignore_eos)
+    scheduler.add(EngineRequest("a", Leg.WHOLE, [1, 2], wanted), 0)
+    shape(scheduler, token=token)
+    assert scheduler.take_actions() == [Generated("a", token, expected, 0)]
+
+
+def test_generation_ends_where_the_context_ends() -> None:
+    scheduler = make(max_model_len=4)
+    scheduler.add(request("a", 3, max_tokens=9), 0)
+    shape(scheduler)
+    assert scheduler.take_actions() == [Generated("a", 7, FinishReason.LENGTH, 0)]
+
+
+def test_the_sequence_admitted_last_gives_way_and_resumes_with_its_tokens() -> None:
+    scheduler = make(num_blocks=4, snapshots=False)
+    scheduler.add(request("a", 7, max_tokens=6), 0)
+    scheduler.add(request("b", 7, max_tokens=6), 0)
+    shape(scheduler)
+    shape(scheduler)  # token 8 of both fills their second block
+    assert shape(scheduler) == [("a", 1, True)]
+    assert scheduler.num_preemptions == 1
+    seen: list[tuple[str, int, bool]] = []
+    while not scheduler.is_empty:
+        seen += shape(scheduler)
+    assert ("b", 9, True) in seen, "b recomputes its prompt and what it had generated"
+    ends = [a for a in scheduler.take_actions() if isinstance(a, Generated) and a.finish_reason]
+    assert [a.request_id for a in ends] == ["a", "b"]
+
+
+def test_the_queue_is_bounded_and_the_refusal_is_retriable() -> None:
+    scheduler = make(max_waiting=1)
+    scheduler.add(request("a", 3), 0)
+    scheduler.add(request("b", 3), 0)
+    (refused,) = scheduler.take_actions()
+    assert isinstance(refused, Refused)
+    assert (refused.error.status, refused.error.retriable) == (429, True)
+
+
+def test_no_one_overtakes_the_head_of_the_queue() -> None:
+    scheduler = make(num_blocks=4)
+    scheduler.add(request("a", 9, max_tokens=3), 0)
+    scheduler.add(request("big", 8), 0)
+    scheduler.add(request("small", 2), 0)
+    assert {name for name, _, _ in shape(scheduler)} == {"a"}
+    assert scheduler.num_waiting == 2
+
+
+class TestDecodeLeg:
+    def test_reserves_the_whole_prompt_then_waits_then_runs_its_last_token(self) -> None:
+        scheduler = make(snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        assert shape(scheduler) == []
+        (issue,) = scheduler.take_actions()
+        assert isinstance(issue, IssueTicket)
+        assert len(issue.sequence.block_ids) == 3
+        assert issue.num_held_tokens == 0
+        scheduler.kv_arrived(issue.sequence.generation, num_cached_tokens=4)
+        assert shape(scheduler) == [("d", 1, True)]
+        assert scheduler.take_actions() == [Generated("d", 7, None, 4)]
+
+    def test_tells_prefill_which_leading_tokens_it_holds(self) -> None:
+        scheduler = make(snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE, max_tokens=1), 0)
+        shape(scheduler)
+        scheduler.kv_arrived(1, 0)
+        shape(scheduler)
+        scheduler.take_actions()
+        scheduler.add(request("e", 11, Leg.DECODE), 0)
+        shape(scheduler)
+        (issue,) = scheduler.take_actions()
+        assert isinstance(issue, IssueTicket)
+        assert issue.num_held_tokens == 8
+
+    def test_cancelled_while_waiting_its_blocks_are_quarantined_until_prefill_is_done(self) -> None:
+        scheduler = make(num_blocks=3, snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        shape(scheduler)
+        scheduler.abort("d", 1.0)
+        assert isinstance(scheduler.take_actions()[-1], RevokeTicket)
+        assert (scheduler.pool.num_free_blocks, scheduler.pool.num_quarantined_blocks) == (0, 3)
+        scheduler.kv_failed(1, "cancelled")
+        assert (scheduler.pool.num_free_blocks, scheduler.pool.num_quarantined_blocks) == (3, 0)
+        assert scheduler.take_actions() == []
+
+    def test_without_any_notification_the_quarantine_ends_after_lease_and_longest_write(self) -> None:
+        scheduler = make(num_blocks=3, snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        shape(scheduler)
+        scheduler.schedule(30.0)
+        refusals = [a for a in scheduler.take_actions() if isinstance(a, Refused)]
+        assert [(r.error.status, r.error.retriable) for r in refusals] == [(503, True)]
+        scheduler.schedule(59.9)
+        assert scheduler.pool.num_free_blocks == 0
+        scheduler.schedule(60.0)
+        assert scheduler.pool.num_free_blocks == 3
+
+    def test_is_refused_when_no_block_becomes_free_in_time(self) -> None:
+        scheduler = make(num_blocks=3, snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        scheduler.add(request("e", 9, Leg.DECODE), 0)
+        shape(scheduler, now=0)
+        scheduler.take_actions()
+        shape(scheduler, now=5.0)
+        (refused,) = scheduler.take_actions()
+        assert isinstance(refused, Refused)
+        assert (refused.request_id, refused.error.status, refused.error.retriable) == ("e", 503, True)
+
+    def test_a_completion_of_another_generation_changes_nothing(self) -> None:
+        scheduler = make(snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        shape(scheduler)
+        scheduler.kv_arrived(77, 0)
+        assert shape(scheduler) == []
+        assert scheduler.num_waiting_for_kv == 1
+
+    def test_preempted_it_recomputes_everything_itself(self) -> None:
+        scheduler = make(num_blocks=4, snapshots=False)
+        for name in ("d", "e"):
+            scheduler.add(request(name, 8, Leg.DECODE, max_tokens=3, first=ord(name)), 0)
+        shape(scheduler)
+        scheduler.kv_arrived(1, 0)
+        scheduler.kv_arrived(2, 0)
+        seen: list[tuple[str, int, bool]] = []
+        while not scheduler.is_empty:
+            seen += shape(scheduler)
+        assert ("e", 9, True) in seen
+        assert len([a for a in scheduler.take_actions() if isinstance(a, IssueTicket)]) == 2
+
+
+class TestPrefillLeg:
+    def test_computes_all_but_the_last_token_and_pushes_as_blocks_become_final(self) -> None:
+        scheduler = make(max_batch_tokens=5)
+        scheduler.add(request("p", 11, Leg.PREFILL), 0)
+        assert shape(scheduler) == [("p", 5, False)]
+        (first,) = scheduler.take_actions()
+        assert isinstance(first, PushBlocks)
+        assert (first.first, len(first.block_ids)) == (0, 1)
+        assert shape(scheduler) == [("p", 3, False)]
+        assert shape(scheduler) == [("p", 2, False)]
+        *pushes, end = scheduler.take_actions()
+        assert [(p.first, len(p.block_ids)) for p in pushes if isinstance(p, PushBlocks)] == [(1, 1), (2, 1)]
+        assert isinstance(end, PushEnd)
+        assert shape(scheduler) == []
+        assert scheduler.num_pushing == 1
+        scheduler.push_ended("p")
+        assert scheduler.is_empty
+
+    def test_a_prompt_of_one_token_ships_only_the_completion(self) -> None:
+        scheduler = make()
+        scheduler.add(request("p", 1, Leg.PREFILL), 0)
+        assert shape(scheduler) == []
+        (end,) = scheduler.take_actions()
+        assert isinstance(end, PushEnd)
+
+    def test_a_cached_prefix_is_pushed_at_once(self) -> None:
+        scheduler = make()
+        for name in ("p", "q"):
+            scheduler.add(request(name, 11, Leg.PREFILL), 0)
+            while scheduler.num_running or scheduler.num_waiting:
+                shape(scheduler)
+            actions = scheduler.take_actions()
+            scheduler.push_ended(name)
+        assert isinstance(actions[0], PushBlocks)
+        assert len(actions[0].block_ids) == 2
+        assert isinstance(actions[-1], PushEnd)
+        assert actions[-1].num_cached_tokens == 8
+
+    @pytest.mark.parametrize("steps", [0, 1, 5])
+    def test_cancelled_it_keeps_its_blocks_until_the_transfer_has_ended(self, steps: int) -> None:
+        scheduler = make(max_batch_tokens=5)
+        scheduler.add(request("p", 11, Leg.PREFILL), 0)
+        for _ in range(steps):
+            shape(scheduler)
+        free = scheduler.pool.num_free_blocks
+        scheduler.abort("p", 0)
+        scheduler.abort("p", 0)
+        assert [a for a in scheduler.take_actions() if isinstance(a, CancelPush)] == [
+            CancelPush("p", "the request was cancelled")
+        ]
+        assert scheduler.pool.num_free_blocks == free
+        assert shape(scheduler) == []
+        scheduler.push_ended("p")
+        assert scheduler.pool.num_free_blocks == 16
+
+    def test_a_transfer_that_fails_in_the_middle_ends_the_computation(self) -> None:
+        scheduler = make(max_batch_tokens=5)
+        scheduler.add(request("p", 11, Leg.PREFILL), 0)
+        shape(scheduler)
+        scheduler.push_ended("p")
+        assert shape(scheduler) == []
+        assert scheduler.pool.num_free_blocks == 16
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, cancellations, steps and notifications."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decode = make(num_blocks=9, max_batch_tokens=6, max_sequences=4, snapshots=False, max_model_len=36)
+        self.prefill = make(num_blocks=9, max_batch_tokens=6, max_sequences=4, snapshots=True, max_model_len=36)
+        self.now = 0.0
+        self.count = 0
+        self.tickets: list[int] = []
+        self.pushing: list[str] = []
+
+    @rule(leg=st.sampled_from(list(Leg)), length=st.integers(1, 30), max_tokens=st.integers(1, 30))
+    def arrive(self, leg: Leg, length: int, max_tokens: int) -> None:
+        self.count += 1
+        target = self.decode if leg is Leg.DECODE else self.prefill
+        target.add(request(str(self.count), length, leg, max_tokens, first=self.count % 3), self.now)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = str(data.draw(st.integers(0, self.count)))
+        self.decode.abort(name, self.now)
+        self.prefill.abort(name, self.now)
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 3.0, 40.0]))
+    def step(self, seconds: float) -> None:
+        self.now += seconds
+        for scheduler in (self.decode, self.prefill):
+            self.run(scheduler)
+
+    def run(self, scheduler: Scheduler) -> None:
+        step = scheduler.schedule(self.now)
+        assert sum(row.num_tokens for row in step.rows) <= scheduler.limits.max_batch_tokens
+        assert all(row.num_tokens > 0 for row in step.rows)
+        assert len({row.sequence for row in step.rows}) == len(step.rows)
+        for row in step.rows:
+            last = row.sequence.num_computed + row.num_tokens
+            assert len(row.sequence.block_ids) * scheduler.pool.block_size >= last
+            assert row.sequence.state_slot >= 0
+        slots = [row.sequence.state_slot for row in step.rows]
+        assert len(set(slots)) == len(slots)
+        scheduler.commit(step, [7] * sum(row.samples for row in step.rows))
+        for action in scheduler.take_actions():
+            if isinstance(action, IssueTicket):
+                self.tickets.append(action.sequence.generation)
+            elif isinstance(action, PushEnd | CancelPush):
+                self.pushing.append(action.request_id)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), is_good=st.booleans())
+    def notify(self, data: st.DataObject, is_good: bool) -> None:
+        generation = self.tickets.pop(data.draw(st.integers(0, len(self.tickets) - 1)))
+        if is_good:
+            self.decode.kv_arrived(generation, 0)
+        else:
+            self.decode.kv_failed(generation, "no")
+
+    @precondition(lambda self: self.pushing)
+    @rule(data=st.data())
+    def finish_push(self, data: st.DataObject) -> None:
+        self.prefill.push_ended(self.pushing.pop(data.draw(st.integers(0, len(self.pushing) - 1))))
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        self.decode.pool.check_integrity()
+        self.prefill.pool.check_integrity()
+
+    def teardown(self) -> None:
+        """From any state everything ends in a bounded number of steps, and every block is free again."""
+        for _ in range(3000):
+            while self.tickets:
+                self.decode.kv_arrived(self.tickets.pop(), 0)
+            while self.pushing:
+                self.prefill.push_ended(self.pushing.pop())
+            if self.decode.is_empty and self.prefill.is_empty:
+                break
+            self.now += 0.001
+            self.run(self.decode)
+            self.run(self.prefill)
+        assert self.decode.is_empty
+        assert self.prefill.is_empty
+        self.decode.schedule(self.now + 1000)
+        for scheduler in (self.decode, self.prefill):
+            scheduler.pool.check_integrity()
+            assert scheduler.pool.num_free_blocks == 9
+            assert scheduler.pool.num_quarantined_blocks == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8),
+    max_batch_tokens=st.integers(1, 24),
+    snapshots=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_request_generates_exactly_its_tokens(
+    lengths: list[tuple[int, int]], max_batch_tokens: int, snapshots: bool
+) -> None:
+    scheduler = make(num_blocks=8, max_batch_tokens=max_batch_tokens, snapshots=snapshots, max_model_len=32)
+    for i, (length, max_tokens) in enumerate(lengths):
+        scheduler.add(request(str(i), length, max_tokens=max_tokens), 0)
+    counts = dict.fromkeys(map(str, range(len(lengths))), 0)
+    for _ in range(5000):
+        if scheduler.is_empty:
+            break
+        shape(scheduler)
+        for action in scheduler.take_actions():
+            assert isinstance(action, Generated)
+            counts[action.request_id] += 1
+    assert counts == {str(i): max_tokens for i, (_, max_tokens) in enumerate(lengths)}
