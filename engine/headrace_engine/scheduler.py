@@ -45,8 +45,6 @@ class SchedulerLimits:
     max_waiting: int  # requests that may queue for blocks
     max_model_len: int  # tokens of prompt and generation together
     eos_token_ids: frozenset[int]
-    lease_seconds: float = 30.0  # how long prefill may start writes after a ticket
-    write_grace_seconds: float = 30.0  # the longest a write that was started may take
     reserve_seconds: float = 5.0  # how long a DECODE leg may wait for blocks
 
 
@@ -64,14 +62,14 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
-        self._by_generation: dict[int, Sequence] = {}  # WAITING_FOR_KV
+        self._by_generation: dict[int, Sequence] = {}  # WAITING_FOR_KV, by ticket
+        self._num_waiting_for_kv = 0
         self._num_pushing = 0
-        self._last_generation = 0
         self._slot_copies: list[tuple[int, int]] = []
         self._actions: list[Action] = []
         self._blocked: tuple[str, int, int] | None = None  # head of the queue and free blocks, slots when it failed
 
-    # --- counts ---------------------------------------------------------------------------------------------------
+    # --- counts ------------------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
@@ -83,7 +81,7 @@ class Scheduler:
 
     @property
     def num_waiting_for_kv(self) -> int:
-        return len(self._by_generation)
+        return self._num_waiting_for_kv
 
     @property
     def num_pushing(self) -> int:
@@ -116,23 +114,28 @@ class Scheduler:
             self._refuse(request.request_id, error)
             return
         sequence = Sequence.of(request, now)
-        sequence.deadline_seconds = now + self.limits.reserve_seconds
         self._sequences[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def abort(self, request_id: str, now: float) -> None:
+    def abort(self, request_id: str) -> None:
         """The caller has lost interest. Idempotent; unknown ids are requests that have ended."""
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.is_cancelled:
             return
-        self._end_early(sequence, "the request was cancelled", now)
+        self._end_early(sequence, "the request was cancelled")
+
+    def ticket_issued(self, sequence: Sequence, generation: int) -> None:
+        """The ticket that an IssueTicket action asked for; exactly one `kv_arrived` or `kv_failed` will follow."""
+        sequence.generation = generation
+        self._by_generation[generation] = sequence
 
     def kv_arrived(self, generation: int, num_cached_tokens: int) -> None:
-        """Prefill has written everything this ticket asked for."""
+        """Prefill has written everything this ticket asked for. Ends the quarantine of a request that has ended."""
         self.pool.end_quarantine(generation)
         sequence = self._by_generation.pop(generation, None)
         if sequence is None:
             return
+        self._num_waiting_for_kv -= 1
         sequence.status = Status.RUNNING
         sequence.num_computed = sequence.num_prompt_tokens - 1
         sequence.num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens - 1)
@@ -141,12 +144,13 @@ class Scheduler:
         self._cache_full_blocks(sequence)
 
     def kv_failed(self, generation: int, reason: str) -> None:
-        """Prefill has said that no more writes will come."""
+        """No more writes will come for this ticket, and those that came are not a whole state."""
         self.pool.end_quarantine(generation)
         sequence = self._by_generation.pop(generation, None)
         if sequence is None:
             return
-        self._refuse(sequence.request_id, _unavailable(f"the prefill engine gave up: {reason}", "kv_transfer_failed"))
+        self._num_waiting_for_kv -= 1
+        self._refuse(sequence.request_id, _unavailable(f"the KV did not come: {reason}", "kv_transfer_failed"))
         self._release(sequence)
 
     def push_ended(self, request_id: str) -> None:
@@ -179,7 +183,7 @@ class Scheduler:
         for sequence in prefilling:
             if budget and sequence.status is Status.RUNNING:
                 budget -= self._add_chunk(rows, sequence, budget)
-        self._admit(rows, budget, now)
+        self._admit(rows, budget)
         copies, self._slot_copies = self._slot_copies, []
         return Step(rows, copies)
 
@@ -204,10 +208,10 @@ class Scheduler:
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
+    def _admit(self, rows: list[Row], budget: int) -> None:
         while self._waiting:
             head = self._waiting[0]
-            num_active = len(self._running) + len(self._by_generation) + self._num_pushing
+            num_active = len(self._running) + self._num_waiting_for_kv + self._num_pushing
             is_computing = head.leg is not Leg.DECODE or head.was_admitted
             if num_active >= self.limits.max_sequences or (is_computing and budget <= 0):
                 return
@@ -217,7 +221,7 @@ class Scheduler:
             self._waiting.popleft()
             is_first, head.was_admitted = not head.was_admitted, True
             if head.leg is Leg.DECODE and is_first:
-                self._issue_ticket(head, hit, now)
+                self._issue_ticket(head, hit)
                 continue
             if is_first:
                 head.num_cached_tokens = hit.num_tokens
@@ -259,13 +263,11 @@ class Scheduler:
         if hit.snapshot_slot is not None:
             self.pool.free_slot(hit.snapshot_slot)
 
-    def _issue_ticket(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
-        self._last_generation += 1
+    def _issue_ticket(self, sequence: Sequence, hit: PrefixHit) -> None:
         sequence.status = Status.WAITING_FOR_KV
-        sequence.generation = self._last_generation
-        sequence.deadline_seconds = now + self.limits.lease_seconds
-        self._by_generation[sequence.generation] = sequence
-        self._actions.append(IssueTicket(sequence, hit.num_tokens, self.limits.lease_seconds))
+        sequence.num_held_blocks = len(hit.block_ids)
+        self._num_waiting_for_kv += 1
+        self._actions.append(IssueTicket(sequence, hit.num_tokens))
 
     def _add_chunk(self, rows: list[Row], sequence: Sequence, budget: int) -> int:
         """Add the sequence's next tokens to the step; returns how many."""
@@ -277,7 +279,7 @@ class Scheduler:
         rows.append(Row(sequence, num_tokens, is_last and sequence.leg is not Leg.PREFILL))
         return num_tokens
 
-    # --- growth and preemption ----------------------------------------------------------------------------------------
+    # --- growth and preemption ---------------------------------------------------------------------------------------
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make sure of a block for the sequence's next token, at the cost of later ones. False: it lost its own."""
@@ -333,7 +335,7 @@ class Scheduler:
             self._num_pushing += 1
             self._actions.append(PushEnd(sequence.request_id, sequence.state_slot, sequence.num_cached_tokens))
 
-    # --- prefix cache --------------------------------------------------------------------------------------------------
+    # --- prefix cache ------------------------------------------------------------------------------------------------
 
     def _prompt_boundary(self, sequence: Sequence) -> int:
         """The last block boundary that leaves a prompt token to compute."""
@@ -356,18 +358,14 @@ class Scheduler:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> None:
-        self.pool.expire_quarantines(now)
-        for sequence in [s for s in self._by_generation.values() if s.deadline_seconds <= now]:
-            message = f"no KV came from the prefill engine within {self.limits.lease_seconds:g} s"
-            self._refuse(sequence.request_id, _unavailable(message, "kv_transfer_timeout"))
-            self._end_early(sequence, message, now)
+        """A client is better off on another group than behind a full one: DECODE legs wait for blocks only so long."""
         for sequence in [s for s in self._waiting if s.leg is Leg.DECODE and not s.was_admitted]:
-            if sequence.deadline_seconds <= now:
+            if now - sequence.arrival_seconds >= self.limits.reserve_seconds:
                 message = f"no cache space became free within {self.limits.reserve_seconds:g} s"
                 self._refuse(sequence.request_id, _unavailable(message, "overloaded"))
-                self._end_early(sequence, message, now)
+                self._end_early(sequence, message)
 
-    def _end_early(self, sequence: Sequence, reason: str, now: float) -> None:
+    def _end_early(self, sequence: Sequence, reason: str) -> None:
         if sequence.leg is Leg.PREFILL:
             # The ticket was accepted: the peer must hear of the end, and writes under way still read the blocks.
             sequence.is_cancelled = True
@@ -378,16 +376,21 @@ class Scheduler:
             self._actions.append(CancelPush(sequence.request_id, reason))
             return
         if sequence.status is Status.WAITING_FOR_KV:
-            del self._by_generation[sequence.generation]
-            deadline = sequence.deadline_seconds + self.limits.write_grace_seconds
-            self.pool.quarantine(sequence.generation, sequence.block_ids, sequence.state_slot, deadline)
-            sequence.block_ids, sequence.state_slot = [], -1
-            self._actions.append(RevokeTicket(sequence.request_id, sequence.generation))
+            self._quarantine(sequence)
         elif sequence.status is Status.RUNNING:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         self._release(sequence)
+
+    def _quarantine(self, sequence: Sequence) -> None:
+        """The ticket is out: prefill may write into what it names until it says otherwise."""
+        del self._by_generation[sequence.generation]
+        self._num_waiting_for_kv -= 1
+        held = sequence.block_ids[: sequence.num_held_blocks]
+        self.pool.quarantine(sequence.generation, sequence.block_ids[len(held) :], sequence.state_slot)
+        sequence.block_ids, sequence.state_slot = held, -1
+        self._actions.append(RevokeTicket(sequence.generation))
 
     def _release(self, sequence: Sequence) -> None:
         self._free_cache(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError, SamplingParams, Ticket
+from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError, SamplingParams
 
 
 class Status(enum.Enum):
@@ -26,14 +26,13 @@ class Sequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     arrival_seconds: float
-    ticket: Ticket | None = None  # PREFILL: where to push
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose state is in the cache
     num_cached_tokens: int = 0  # prompt tokens found in a prefix cache, here or on the prefill engine
     block_ids: list[int] = field(default_factory=list)
     state_slot: int = -1
     generation: int = 0  # DECODE: of the ticket
-    deadline_seconds: float = 0.0  # DECODE: until when to wait, for a block and then for the KV
+    num_held_blocks: int = 0  # DECODE: leading blocks that prefill does not write
     num_pushed_blocks: int = 0  # PREFILL: leading blocks handed to the transfer
     was_admitted: bool = False
     is_cancelled: bool = False
@@ -41,7 +40,7 @@ class Sequence:
     @classmethod
     def of(cls, request: EngineRequest, now: float) -> Sequence:
         prompt = list(request.prompt_token_ids)
-        return cls(request.request_id, request.leg, prompt, len(prompt), request.sampling, now, request.ticket)
+        return cls(request.request_id, request.leg, prompt, len(prompt), request.sampling, now)
 
     @property
     def num_target(self) -> int:
@@ -75,23 +74,24 @@ class Step:
     slot_copies: list[tuple[int, int]]
 
 
-# --- what the rank must do or tell, in order ---------------------------------------------------------------------------
+# --- what the rank must do or tell, in order -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class IssueTicket:
-    """DECODE: blocks and slot are reserved; send the ticket. `num_held_tokens` leading tokens are here already."""
+    """DECODE: blocks and slot are reserved; issue the ticket, tell the scheduler its generation, and send it.
+
+    `num_held_tokens` leading tokens are in the cache already.
+    """
 
     sequence: Sequence
     num_held_tokens: int
-    lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeTicket:
-    """DECODE: the request has ended; late notifications only end the quarantine of this generation."""
+    """DECODE: the request has ended early; its ticket's notification only ends a quarantine."""
 
-    request_id: str
     generation: int
 
 

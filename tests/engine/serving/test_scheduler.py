@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace_engine.core import EngineRequest, FinishReason, Leg, Peer, SamplingParams, Ticket
+from headrace_engine.core import EngineRequest, FinishReason, Leg, SamplingParams
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
 from headrace_engine.sequence import (
@@ -41,8 +41,15 @@ def make(
 
 def request(name: str, num_tokens: int, leg: Leg = Leg.WHOLE, max_tokens: int = 4, first: int = 1) -> EngineRequest:
     tokens = [(first + i) % 90 for i in range(num_tokens)]
-    ticket = Ticket("i", name, 1, "f", num_tokens, "h", 0, (), 0, 30.0, Peer("a", b"", ()))
-    return EngineRequest(name, leg, tokens, SamplingParams(max_tokens), ticket if leg is Leg.PREFILL else None)
+    return EngineRequest(name, leg, tokens, SamplingParams(max_tokens))
+
+
+def issue(scheduler: Scheduler, generation: int) -> IssueTicket:
+    """Do what the last action asks for."""
+    action = scheduler.take_actions()[-1]
+    assert isinstance(action, IssueTicket)
+    scheduler.ticket_issued(action.sequence, generation)
+    return action
 
 
 def shape(scheduler: Scheduler, now: float = 0.0, token: int = 7) -> list[tuple[str, int, bool]]:
@@ -148,11 +155,10 @@ class TestDecodeLeg:
         scheduler = make(snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE), 0)
         assert shape(scheduler) == []
-        (issue,) = scheduler.take_actions()
-        assert isinstance(issue, IssueTicket)
-        assert len(issue.sequence.block_ids) == 3
-        assert issue.num_held_tokens == 0
-        scheduler.kv_arrived(issue.sequence.generation, num_cached_tokens=4)
+        action = issue(scheduler, 5)
+        assert len(action.sequence.block_ids) == 3
+        assert action.num_held_tokens == 0
+        scheduler.kv_arrived(5, num_cached_tokens=4)
         assert shape(scheduler) == [("d", 1, True)]
         assert scheduler.take_actions() == [Generated("d", 7, None, 4)]
 
@@ -160,36 +166,47 @@ class TestDecodeLeg:
         scheduler = make(snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE, max_tokens=1), 0)
         shape(scheduler)
+        issue(scheduler, 1)
         scheduler.kv_arrived(1, 0)
         shape(scheduler)
-        scheduler.take_actions()
         scheduler.add(request("e", 11, Leg.DECODE), 0)
         shape(scheduler)
-        (issue,) = scheduler.take_actions()
-        assert isinstance(issue, IssueTicket)
-        assert issue.num_held_tokens == 8
+        assert issue(scheduler, 2).num_held_tokens == 8
 
     def test_cancelled_while_waiting_its_blocks_are_quarantined_until_prefill_is_done(self) -> None:
         scheduler = make(num_blocks=3, snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE), 0)
         shape(scheduler)
-        scheduler.abort("d", 1.0)
-        assert isinstance(scheduler.take_actions()[-1], RevokeTicket)
+        issue(scheduler, 1)
+        scheduler.abort("d")
+        assert scheduler.take_actions() == [RevokeTicket(1)]
         assert (scheduler.pool.num_free_blocks, scheduler.pool.num_quarantined_blocks) == (0, 3)
         scheduler.kv_failed(1, "cancelled")
         assert (scheduler.pool.num_free_blocks, scheduler.pool.num_quarantined_blocks) == (3, 0)
         assert scheduler.take_actions() == []
 
-    def test_without_any_notification_the_quarantine_ends_after_lease_and_longest_write(self) -> None:
+    def test_blocks_it_held_before_are_never_quarantined(self) -> None:
+        scheduler = make(num_blocks=4, snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE, max_tokens=1), 0)
+        shape(scheduler)
+        issue(scheduler, 1)
+        scheduler.kv_arrived(1, 0)
+        shape(scheduler)
+        scheduler.add(request("e", 11, Leg.DECODE), 0)
+        shape(scheduler)
+        issue(scheduler, 2)
+        scheduler.abort("e")
+        assert scheduler.pool.num_quarantined_blocks == 1
+
+    def test_is_refused_when_no_kv_comes(self) -> None:
         scheduler = make(num_blocks=3, snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE), 0)
         shape(scheduler)
-        scheduler.schedule(30.0)
-        refusals = [a for a in scheduler.take_actions() if isinstance(a, Refused)]
-        assert [(r.error.status, r.error.retriable) for r in refusals] == [(503, True)]
-        scheduler.schedule(59.9)
-        assert scheduler.pool.num_free_blocks == 0
-        scheduler.schedule(60.0)
+        issue(scheduler, 1)
+        scheduler.kv_failed(1, "the lease is over")
+        (refused,) = scheduler.take_actions()
+        assert isinstance(refused, Refused)
+        assert (refused.error.status, refused.error.retriable) == (503, True)
         assert scheduler.pool.num_free_blocks == 3
 
     def test_is_refused_when_no_block_becomes_free_in_time(self) -> None:
@@ -197,7 +214,7 @@ class TestDecodeLeg:
         scheduler.add(request("d", 9, Leg.DECODE), 0)
         scheduler.add(request("e", 9, Leg.DECODE), 0)
         shape(scheduler, now=0)
-        scheduler.take_actions()
+        issue(scheduler, 1)
         shape(scheduler, now=5.0)
         (refused,) = scheduler.take_actions()
         assert isinstance(refused, Refused)
@@ -207,22 +224,24 @@ class TestDecodeLeg:
         scheduler = make(snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE), 0)
         shape(scheduler)
+        issue(scheduler, 1)
         scheduler.kv_arrived(77, 0)
         assert shape(scheduler) == []
         assert scheduler.num_waiting_for_kv == 1
 
     def test_preempted_it_recomputes_everything_itself(self) -> None:
         scheduler = make(num_blocks=4, snapshots=False)
-        for name in ("d", "e"):
+        for generation, name in enumerate("de"):
             scheduler.add(request(name, 8, Leg.DECODE, max_tokens=3, first=ord(name)), 0)
-        shape(scheduler)
+            shape(scheduler)
+            issue(scheduler, generation)
+        scheduler.kv_arrived(0, 0)
         scheduler.kv_arrived(1, 0)
-        scheduler.kv_arrived(2, 0)
         seen: list[tuple[str, int, bool]] = []
         while not scheduler.is_empty:
             seen += shape(scheduler)
         assert ("e", 9, True) in seen
-        assert len([a for a in scheduler.take_actions() if isinstance(a, IssueTicket)]) == 2
+        assert not [a for a in scheduler.take_actions() if isinstance(a, IssueTicket)]
 
 
 class TestPrefillLeg:
@@ -270,8 +289,8 @@ class TestPrefillLeg:
         for _ in range(steps):
             shape(scheduler)
         free = scheduler.pool.num_free_blocks
-        scheduler.abort("p", 0)
-        scheduler.abort("p", 0)
+        scheduler.abort("p")
+        scheduler.abort("p")
         assert [a for a in scheduler.take_actions() if isinstance(a, CancelPush)] == [
             CancelPush("p", "the request was cancelled")
         ]
@@ -298,6 +317,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prefill = make(num_blocks=9, max_batch_tokens=6, max_sequences=4, snapshots=True, max_model_len=36)
         self.now = 0.0
         self.count = 0
+        self.last_generation = 0
         self.tickets: list[int] = []
         self.pushing: list[str] = []
 
@@ -310,8 +330,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = str(data.draw(st.integers(0, self.count)))
-        self.decode.abort(name, self.now)
-        self.prefill.abort(name, self.now)
+        self.decode.abort(name)
+        self.prefill.abort(name)
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 3.0, 40.0]))
     def step(self, seconds: float) -> None:
@@ -333,7 +353,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler.commit(step, [7] * sum(row.samples for row in step.rows))
         for action in scheduler.take_actions():
             if isinstance(action, IssueTicket):
-                self.tickets.append(action.sequence.generation)
+                self.last_generation += 1
+                scheduler.ticket_issued(action.sequence, self.last_generation)
+                self.tickets.append(self.last_generation)
             elif isinstance(action, PushEnd | CancelPush):
                 self.pushing.append(action.request_id)
 
@@ -370,7 +392,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run(self.prefill)
         assert self.decode.is_empty
         assert self.prefill.is_empty
-        self.decode.schedule(self.now + 1000)
         for scheduler in (self.decode, self.prefill):
             scheduler.pool.check_integrity()
             assert scheduler.pool.num_free_blocks == 9
