@@ -1,0 +1,184 @@
+"""The cluster as a whole: up, down, status, and one node's life."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from . import addons, binaries, cgroups, controlplane, host, images, kwok, mounts, network, nodes, ownership, pki
+from .addresses import CONTROL_PLANE_LISTENERS, NODES, REGISTRY_LISTENER
+from .console import ClusterError, Progress, wait_until
+from .daemons import Daemons
+from .kubectl import Kubectl, is_node_ready
+from .layout import Layout
+from .registry import Registry
+
+START_TIMEOUT_SECONDS = 120  # of a busy machine; an idle one takes 5
+
+
+class Cluster:
+    """The one cluster of a cache folder. Its methods assume that the caller holds the command lock."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        self.layout = layout
+        self.progress = progress
+        self.daemons = Daemons(layout.run, layout.logs)
+
+    @property
+    def binaries(self) -> Path:
+        return binaries.controlplane_folder(self.layout)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.binaries / "kubectl", self.layout.kubeconfig)
+
+    def up(self) -> None:
+        """Makes the cluster run as configured: from nothing, from its remains, or from a running one that differs."""
+        self._prepare()
+        binaries.ensure_controlplane(self.layout, self.progress)
+        self._settle_remains()
+        ownership.claim(self.layout)
+        pki.make(self.layout.pki, self.layout.kubeconfig)
+        network.up(self.layout.config / "cni", self.layout.pod_addresses)
+        self.start_registry()
+        nodes.write_shared_config(self.layout)
+        pause_image = images.ensure_pause(self.binaries / "pause", self.layout)
+        self.progress("network, registry and pause image are there; starting daemons")
+        self.daemons.start(controlplane.etcd(self.binaries, self.layout))
+        self.daemons.start(controlplane.apiserver(self.binaries, self.layout))
+        with ThreadPoolExecutor(len(NODES)) as pool:  # the API server takes longer to start than the nodes do
+            list(pool.map(lambda node: self._start_node(node, str(pause_image)), NODES))
+        self._wait_for_apiserver()
+        for make in (controlplane.controller_manager, controlplane.scheduler, controlplane.proxy, controlplane.coredns):
+            self.daemons.start(make(self.binaries, self.layout))
+        self.kubectl.apply(addons.objects(), "applying the cluster's own objects")
+        self.wait_for_nodes(NODES)
+
+    def down(self, *, wipe: bool) -> None:
+        """Stops everything and removes it from the machine; caches and images stay. `wipe` also removes etcd's data,
+        certificates and the nodes' pods."""
+        host.require_root()
+        ownership.require_not_foreign(self.layout)
+        stopped_last = ("kube-apiserver", "etcd", "registry")
+        for name in self.daemons.names():
+            if name not in stopped_last and not name.endswith(NODES):
+                self.daemons.stop(name, graceful_seconds=0)
+        for node in NODES:
+            nodes.kill(self.daemons, node)
+        for name in stopped_last:
+            self.daemons.stop(name, graceful_seconds=0 if name == "kube-apiserver" else 5)
+        self.progress("processes are stopped")
+        self._sweep()
+        if wipe:
+            self._wipe()
+        ownership.release()
+        self.progress("nothing is left on the machine" + (", no state either" if wipe else "; images and state are kept"))
+
+    def status(self) -> dict[str, Any]:
+        """What runs: daemons by name, nodes by name with their readiness, and how to reach it."""
+        alive = {name: self.daemons.is_alive(name) for name in self.daemons.names()}
+        status: dict[str, Any] = {"running": bool(alive) and all(alive.values()), "daemons": alive, "nodes": {}}
+        if alive.get("kube-apiserver") and self.kubectl.is_ready():
+            status["nodes"] = {n["metadata"]["name"]: is_node_ready(n) for n in self.kubectl.nodes()}
+            status["running"] = status["running"] and all(status["nodes"].get(node) for node in NODES)
+        return {
+            **status,
+            "kubeconfig": str(self.layout.kubeconfig),
+            "kubectl": str(self.binaries / "kubectl"),
+            "logs": str(self.layout.logs),
+        }
+
+    def start_registry(self) -> None:
+        """The registry runs without the rest when images are made and no cluster is up."""
+        if not self.daemons.is_alive("registry"):
+            host.require_free_ports([REGISTRY_LISTENER])
+        self.layout.registry.mkdir(parents=True, exist_ok=True)
+        self.daemons.start(controlplane.registry(self.layout))
+        ownership.claim(self.layout)
+        wait_until("the registry answers", Registry().answers, timeout_seconds=30, log=self.daemons.log("registry"))
+
+    def prepare_images(self) -> None:
+        """What making images needs: tools, disk and the registry."""
+        self._prepare()
+        binaries.ensure_controlplane(self.layout, self.progress)
+        self.start_registry()
+
+    def start_node(self, node: str) -> None:
+        self._require_running()
+        self._start_node(node, str(images.ensure_pause(self.binaries / "pause", self.layout)))
+        self.wait_for_nodes([node])
+
+    def kill_node(self, node: str) -> None:
+        self._require_running()
+        nodes.kill(self.daemons, node)
+
+    def set_node_frozen(self, node: str, frozen: bool) -> None:
+        self._require_running()
+        cgroups.set_frozen(node, frozen)
+
+    def kwok_up(self, count: int) -> None:
+        self._require_running()
+        kwok.up(count, binaries.ensure_kwok(self.layout, self.progress), self.layout, self.daemons, self.kubectl)
+
+    def kwok_down(self) -> None:
+        self._require_running()
+        kwok.down(self.daemons, self.kubectl)
+
+    def wait_for_nodes(self, names: tuple[str, ...] | list[str]) -> None:
+        def all_ready() -> bool:
+            ready = {n["metadata"]["name"] for n in self.kubectl.nodes() if is_node_ready(n)}
+            return ready.issuperset(names)
+
+        log = self.daemons.log(f"kubelet-{names[0]}")
+        wait_until(f"{', '.join(names)} Ready", all_ready, timeout_seconds=START_TIMEOUT_SECONDS, log=log)
+        self.progress(f"Ready: {', '.join(names)}")
+
+    def _prepare(self) -> None:
+        host.require_root()
+        ownership.require_not_foreign(self.layout)
+        host.install_missing_packages(self.progress)
+        host.require_kernel_features()
+        is_built = self.binaries.exists()
+        host.require_disk(self.layout.cache, host.MIN_FREE_BYTES if is_built else host.MIN_FREE_FOR_BUILD_BYTES)
+
+    def _settle_remains(self) -> None:
+        """If nothing but perhaps the registry lives, whatever is on the machine is the remains of an unclean stop."""
+        alive = [name for name in self.daemons.names() if self.daemons.is_alive(name) and name != "registry"]
+        if alive:
+            return
+        for node in NODES:
+            nodes.kill(self.daemons, node)  # containers outlive a killed containerd
+        self._sweep()
+        listeners = [one for one in CONTROL_PLANE_LISTENERS if one != REGISTRY_LISTENER]
+        host.require_free_ports(listeners)
+
+    def _sweep(self) -> None:
+        """Removes mounts, network and cgroups of a cluster whose processes are dead."""
+        for node in NODES:
+            nodes.sweep(self.layout, node)
+        mounts.unmount_below(self.layout.cluster)
+        network.down()
+        cgroups.remove()
+        shutil.rmtree(self.layout.pod_addresses, ignore_errors=True)
+
+    def _wipe(self) -> None:
+        for node in NODES:
+            nodes.wipe(self.layout, node)
+        for folder in (self.layout.etcd, self.layout.pki, self.layout.config, self.layout.logs, self.layout.run):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.layout.kubeconfig.unlink(missing_ok=True)
+
+    def _start_node(self, node: str, pause_image: str) -> None:
+        nodes.start(self.binaries, self.layout, self.daemons, node, pause_image)
+
+    def _wait_for_apiserver(self) -> None:
+        log = self.daemons.log("kube-apiserver")
+        wait_until("the API server is ready", self.kubectl.is_ready, timeout_seconds=START_TIMEOUT_SECONDS, log=log)
+        self.progress("the API server is ready")
+
+    def _require_running(self) -> None:
+        host.require_root()
+        if not self.daemons.is_alive("kube-apiserver"):
+            raise ClusterError("the cluster is not running; start it with `make cluster-up`")

@@ -1,0 +1,67 @@
+"""What the person at the terminal sees: one line per step with the seconds so far, and errors that say what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+class ClusterError(Exception):
+    """Something that the person who ran the command can act on; shown without a traceback."""
+
+
+class Progress:
+    """Progress lines on standard error, so that standard output stays free for results."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        print(f"[cluster {time.monotonic() - self._start:6.1f}s] {text}", file=sys.stderr, flush=True)
+
+
+def run(argv: Sequence[str | Path], what: str, *, input_text: str | None = None, timeout_seconds: float = 120) -> str:
+    """Runs a command to its end and returns its standard output.
+
+    Raises ClusterError with the command's last lines if it fails, is missing or takes longer than timeout_seconds.
+    """
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(words, input=input_text or "", capture_output=True, text=True, timeout=timeout_seconds)
+    except FileNotFoundError:
+        raise ClusterError(f"{what}: {words[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{what}: `{' '.join(words)[:200]}` did not end within {timeout_seconds:.0f} s") from None
+    if done.returncode != 0:
+        last_lines = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise ClusterError(f"{what}: `{' '.join(words)[:200]}` ended with status {done.returncode}\n  {last_lines}")
+    return done.stdout
+
+
+def attempt(argv: Sequence[str | Path], *, input_text: str | None = None, timeout_seconds: float = 30) -> str | None:
+    """Like `run`, for commands whose failure is an answer: None if the command fails or is missing."""
+    try:
+        return run(argv, "attempt", input_text=input_text, timeout_seconds=timeout_seconds)
+    except ClusterError:
+        return None
+
+
+def wait_until(
+    what: str, ready: Callable[[], bool], *, timeout_seconds: float, log: Path | None = None, every_seconds: float = 0.1
+) -> None:
+    """Polls `ready` until it is true. Raises ClusterError, with the last lines of `log`, after timeout_seconds."""
+    deadline = time.monotonic() + timeout_seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not so after {timeout_seconds:.0f} s" + _log_tail(log))
+        time.sleep(every_seconds)
+
+
+def _log_tail(log: Path | None) -> str:
+    if log is None or not log.exists():
+        return ""
+    lines = log.read_text(errors="replace").splitlines()[-15:]
+    return f"\n  last lines of {log}:\n    " + "\n    ".join(line[:300] for line in lines)
