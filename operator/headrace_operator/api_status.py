@@ -1,0 +1,83 @@
+"""The status of a DisaggDeployment: written by the operator only, once per pass and only if it changed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+Line = Annotated[str, StringConstraints(max_length=32768)]
+MAX_REBUILDS = 2048
+
+
+class StatusModel(BaseModel):
+    """Base of the status models: camelCase outside, unknown fields ignored (an older operator reads a newer status)."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
+
+
+class Condition(StatusModel):
+    """One observation about the deployment, as Kubernetes writes them."""
+
+    type: str = Field(max_length=316, description="Valid, Available, Progressing or Ready; others may add their own.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this speaks about.")
+    last_transition_time: str = Field(
+        description="When status last changed (UTC).", json_schema_extra={"format": "date-time"}
+    )
+    reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
+    message: Line = Field(description="Why, in words and numbers.")
+
+
+class RoleStatus(StatusModel):
+    """Counts of one role's groups."""
+
+    name: str = Field(max_length=63, description="Name of the role.")
+    groups: int = Field(description="Groups that have pods, of any revision.")
+    ready_groups: int = Field(description="Groups whose pods are all ready, of any revision.")
+    updated_groups: int = Field(description="Groups of the wanted revision, ready or not.")
+    revision: str = Field(max_length=63, description="The wanted revision: hash of the role's template.")
+
+
+class Rebuild(StatusModel):
+    """A group that was, or is to be, made again from its own revision."""
+
+    role: str = Field(max_length=63, description="Role of the group.")
+    group: int = Field(description="Index of the group.")
+    revision: str = Field(max_length=63, description="Revision that the group is rebuilt from.")
+    failures: int = Field(description="Failures in a row; each doubles the wait before the next try, up to a minute.")
+    last_time: str = Field(description="When it was last given up (UTC).", json_schema_extra={"format": "date-time"})
+    message: Line = Field(description="What happened, with the last lines of the failed container.")
+
+
+class Summary(StatusModel):
+    """Texts for the columns of `kubectl get`."""
+
+    prefill: str = Field(max_length=64, description="Groups that can prefill: ready/wanted.")
+    decode: str = Field(max_length=64, description="Groups that can decode: ready/wanted.")
+    topology: str = Field(max_length=256, description="Prefill groups + decode groups, such as 2xDP1 + 1xDEP2.")
+    reason: Line = Field(description="Why it is not ready; empty if it is.")
+
+
+class Status(StatusModel):
+    """What is. Written by the operator."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that was last acted on.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="Valid, Available, Progressing, Ready.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    roles: list[RoleStatus] = Field(
+        default_factory=list,
+        description="Counts of groups by role.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    rebuilds: list[Rebuild] = Field(
+        default_factory=list,
+        max_length=MAX_REBUILDS,
+        description="Groups made again after a failure; the operator's memory between restarts.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    summary: Summary | None = Field(default=None, description="Texts for the columns of kubectl get.")

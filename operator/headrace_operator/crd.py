@@ -1,0 +1,170 @@
+"""From the pydantic models to the CustomResourceDefinition: a converter that knows every key or refuses.
+
+Kubernetes wants a *structural* schema: no references, no unions with null, no `additionalProperties` by `properties`.
+What pydantic emits beyond the keys named here raises, so that a new kind of field cannot reach a cluster unnoticed.
+Run as a module it writes the file(s) given, or with --check fails if they differ (`make crds`, `make crds-check`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace_operator import names
+from headrace_operator.api import DisaggDeployment, Spec
+from headrace_operator.api_status import Status
+from headrace_operator.rules import VALIDATIONS_KEY
+
+_KEPT = {
+    "type", "format", "description", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern", "minItems",
+    "maxItems", "maxProperties", "required", VALIDATIONS_KEY, "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string",
+}  # fmt: skip
+_HANDLED = {"$ref", "$defs", "anyOf", "properties", "items", "additionalProperties", "default", "const"}
+_DROPPED = {"title"}
+
+_COLUMNS = (
+    ("Ready", '.status.conditions[?(@.type=="Ready")].status', 0, "Every wanted group and the router is ready"),
+    ("Prefill", ".status.summary.prefill", 0, "Groups that can prefill: ready/wanted"),
+    ("Decode", ".status.summary.decode", 0, "Groups that can decode: ready/wanted"),
+    ("Topology", ".status.summary.topology", 0, "Prefill groups + decode groups"),
+    ("Age", ".metadata.creationTimestamp", 0, ""),
+    ("Reason", ".status.summary.reason", 1, "Why it is not ready"),
+)
+
+
+class SchemaError(ValueError):
+    """A model uses something that a structural schema cannot say."""
+
+
+def structural_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewrite a pydantic JSON schema (by alias, validation mode) as a structural schema."""
+    return _convert(schema, schema.get("$defs", {}), path="")
+
+
+def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> dict[str, Any]:
+    node = _resolve(node, definitions, path)
+    unknown = set(node) - _KEPT - _HANDLED - _DROPPED
+    if unknown:
+        raise SchemaError(f"{path or 'root'}: {sorted(unknown)} cannot be said in a CustomResourceDefinition")
+    result = {key: value for key, value in node.items() if key in _KEPT}
+    if "const" in node:
+        result["enum"] = [node["const"]]
+    if "properties" in node:
+        result["properties"] = {
+            name: _convert(child, definitions, f"{path}.{name}") for name, child in node["properties"].items()
+        }
+    if "items" in node:
+        result["items"] = _convert(node["items"], definitions, f"{path}[]")
+    extra = node.get("additionalProperties")
+    if isinstance(extra, Mapping):
+        result["additionalProperties"] = _convert(extra, definitions, f"{path}{{}}")
+    if "default" in node and node["default"] is not None:
+        # Objects default to {}: the API server then fills their own fields' defaults in.
+        result["default"] = {} if isinstance(node["default"], Mapping) else node["default"]
+    return result
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Inline references and the optional form `anyOf: [T, null]`; the outer keys win over the inlined ones."""
+    resolved = dict(node)
+    for _ in range(8):  # references do not nest deeper; a recursive model would not end
+        if "$ref" in resolved:
+            target = definitions[resolved.pop("$ref").rsplit("/", 1)[-1]]
+        elif "anyOf" in resolved:
+            arms = [arm for arm in resolved.pop("anyOf") if arm != {"type": "null"}]
+            if len(arms) != 1:
+                raise SchemaError(f"{path}: a union of types cannot be said in a structural schema")
+            target = arms[0]
+        else:
+            return resolved
+        resolved = {**target, **resolved}
+    raise SchemaError(f"{path}: references go round in a circle")
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole CRD as plain data."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _object_schema()},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, path: str, priority: int, description: str) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "jsonPath": path, "type": "date" if name == "Age" else "string"}
+    if description:
+        column["description"] = description
+    if priority:
+        column["priority"] = priority
+    return column
+
+
+def _object_schema() -> dict[str, Any]:
+    rules = [{"rule": rule.cel, "message": rule.message} for rule in DisaggDeployment.object_rules]
+    return {
+        "type": "object",
+        "description": DisaggDeployment.__doc__,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(Spec.model_json_schema(by_alias=True)),
+            "status": structural_schema(Status.model_json_schema(by_alias=True)),
+        },
+        VALIDATIONS_KEY: rules,
+    }
+
+
+def as_yaml() -> str:
+    """The CRD as committed."""
+    header = "# Generated from the operator's api.py by `make crds`; do not edit.\n"
+    return header + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+
+
+def main() -> None:
+    """Write the CRD to every file given, or with --check say which of them differ and exit 1."""
+    parser = argparse.ArgumentParser(prog="python -m headrace_operator.crd", description=main.__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs")
+    args = parser.parse_args()
+    text = as_yaml()
+    stale = [path for path in args.files if not path.is_file() or path.read_text() != text]
+    if args.check:
+        if stale:
+            sys.exit(f"out of date: {', '.join(map(str, stale))}; run `make crds` and commit")
+        return
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Every name that others see: labels, annotations, ports, environment, reasons, and the names of objects.
+
+One place, so that a label is never spelled twice. The engine keeps its own copies of what both sides need (ports,
+roles); a contract test pins them equal. Pure: strings in, strings out.
+"""
+
+from __future__ import annotations
+
+GROUP = "headrace.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DisaggDeployment"
+PLURAL = "disaggdeployments"
+SINGULAR = "disaggdeployment"
+SHORT_NAME = "dd"
+
+MANAGER = "headrace-operator"  # field manager of every write, and the value of the managed-by label
+
+# Roles.
+PREFILL = "prefill"
+DECODE = "decode"
+UNIFIED = "unified"
+ROUTER = "router"  # a component, not a role
+
+# Labels of every child. Children are found by LABEL_MANAGED_BY and LABEL_DEPLOYMENT, and believed by owner uid.
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_DEPLOYMENT = f"{GROUP}/deployment"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_REVISION = f"{GROUP}/revision"
+LABEL_GROUP = f"{GROUP}/group"
+LABEL_POD_INDEX = f"{GROUP}/pod-index"
+LABEL_LLM_D_ROLE = "llm-d.ai/role"  # so that other routers can follow our pods unmodified
+
+# Hash of the object as last applied: tells "another version renders it otherwise" from "edited by hand".
+ANNOTATION_APPLIED = f"{GROUP}/applied"
+
+# Ports.
+PORT_HTTP = 8000  # router and engines
+PORT_RENDEZVOUS = 29500  # torch TCPStore of a group, on its leader
+PORT_CONTROL = 29501  # ZMQ between a group's frontend and its ranks, on its leader
+PORT_OPERATOR = 9090  # the operator's metrics and probes
+
+# Environment of engine pods.
+ENV_POD_NAME = "HEADRACE_POD_NAME"
+ENV_POD_IP = "HEADRACE_POD_IP"
+ENV_LEADER_ADDRESS = "LWS_LEADER_ADDRESS"
+ENV_GROUP_SIZE = "LWS_GROUP_SIZE"
+ENV_WORKER_INDEX = "LWS_WORKER_INDEX"
+
+# Environment of the operator.
+ENV_ENGINE_IMAGE = "HEADRACE_ENGINE_IMAGE"
+ENV_ROUTER_IMAGE = "HEADRACE_ROUTER_IMAGE"
+
+CONTAINER_ENGINE = "engine"
+CONTAINER_ROUTER = "router"
+
+# Condition types.
+VALID = "Valid"  # the stored spec passes the rules
+AVAILABLE = "Available"  # requests can be served now, perhaps by fewer groups than wanted
+PROGRESSING = "Progressing"  # the operator is changing something
+READY = "Ready"  # every wanted group and the router is ready, all at the wanted revision
+
+# Reasons.
+REASON_SPEC_ACCEPTED = "SpecAccepted"
+REASON_SPEC_INVALID = "SpecInvalid"
+REASON_ALL_READY = "AllGroupsReady"
+REASON_SERVING = "Serving"
+REASON_SETTLED = "Settled"
+REASON_CREATING = "Creating"
+REASON_ROLLING_OUT = "RollingOut"
+REASON_REBUILDING = "RebuildingGroup"
+REASON_DELETING = "DeletingPods"
+REASON_REFUSED = "ApplyRefused"
+REASON_NAME_TAKEN = "NameTaken"
+REASON_IMAGE_PULL = "ImagePull"
+REASON_CRASH_LOOP = "CrashLoop"
+REASON_UNSCHEDULABLE = "Unschedulable"
+REASON_PROBE_FAILING = "ProbeFailing"
+REASON_WAITING_FOR_GROUP = "WaitingForGroup"
+REASON_STARTING = "Starting"
+REASON_NODE_LOST = "NodeLost"
+REASON_CANNOT_START = "CannotStart"
+REASON_ROUTER_NOT_READY = "RouterNotReady"
+
+# Limits that keep every name below within 63 characters.
+MAX_GROUPS = 1000  # three digits
+MAX_PODS_PER_GROUP = 1000  # three digits
+REVISION_LENGTH = 8
+MAX_NAME_LENGTH = 63 - len(f"-{UNIFIED}-{'0' * REVISION_LENGTH}-999-999")
+
+
+def revision_name(deployment: str, role: str, revision: str) -> str:
+    """The ControllerRevision of a role's revision, and the headless Service its groups meet in."""
+    return f"{deployment}-{role}-{revision}"
+
+
+def pod_name(deployment: str, role: str, revision: str, group: int, pod: int) -> str:
+    return f"{revision_name(deployment, role, revision)}-{group}-{pod}"
+
+
+def leader_host(deployment: str, role: str, revision: str, group: int) -> str:
+    """DNS name of a group's pod 0, resolvable within the namespace before the pod is ready."""
+    return f"{pod_name(deployment, role, revision, group, 0)}.{revision_name(deployment, role, revision)}"
+
+
+def role_service_name(deployment: str, role: str) -> str:
+    """The headless Service of a role's ready leaders, whose EndpointSlices the router follows."""
+    return f"{deployment}-{role}"
+
+
+def router_service_name(deployment: str) -> str:
+    return deployment
+
+
+def router_name(deployment: str) -> str:
+    """Deployment, ServiceAccount, Role and RoleBinding of the router."""
+    return f"{deployment}-{ROUTER}"
+
+
+def labels(deployment: str, component: str) -> dict[str, str]:
+    """Labels that every child carries."""
+    return {
+        LABEL_NAME: "headrace",
+        LABEL_INSTANCE: deployment,
+        LABEL_COMPONENT: component,
+        LABEL_MANAGED_BY: MANAGER,
+        LABEL_DEPLOYMENT: deployment,
+    }
+
+
+def role_labels(deployment: str, role: str) -> dict[str, str]:
+    return {**labels(deployment, role), LABEL_ROLE: role}
+
+
+def revision_labels(deployment: str, role: str, revision: str) -> dict[str, str]:
+    return {**role_labels(deployment, role), LABEL_REVISION: revision}
+
+
+def pod_labels(deployment: str, role: str, revision: str, group: int, pod: int) -> dict[str, str]:
+    return {
+        **revision_labels(deployment, role, revision),
+        LABEL_GROUP: str(group),
+        LABEL_POD_INDEX: str(pod),
+        LABEL_LLM_D_ROLE: role,
+    }

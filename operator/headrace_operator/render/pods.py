@@ -1,0 +1,151 @@
+"""Engine pods. Pure: one pod of one group of one revision.
+
+Pods are owned one by one and never restart in place: a rank that ends takes its group along, and the operator makes the
+whole group again. So `restartPolicy: Never`, and names are given, not generated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.groups import GroupKey
+from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.render.overlay import merged
+from headrace_operator.render.runtimes.headrace import engine_command
+from headrace_operator.render.site import MODEL_MOUNT, Site, cluster_site
+from headrace_operator.revision import RoleTemplate
+
+# Loading a large checkpoint from a cold disk may take long; a shorter window would turn slowness into a crash loop.
+STARTUP_WINDOW_SECONDS = 7200
+# Between the end of a drain and SIGKILL: the engine closes its transfers and its ranks.
+EXIT_SECONDS = 15
+
+
+def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) -> dict[str, Any]:
+    """Pod `pod` of group `key`, for a cluster."""
+    site = cluster_site(owner.name, key.role, key.revision, key.index, template.model.source)
+    return render_pod(owner, key, pod, template, site)
+
+
+def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
+    """Pod `pod` of group `key` at `site`."""
+    overlay = template.template
+    name = names.pod_name(owner.name, key.role, key.revision, key.index, pod)
+    labels = {**overlay.labels, **names.pod_labels(owner.name, key.role, key.revision, key.index, pod)}
+    spec = merged(_pod_spec(owner, key, pod, template, site), _overlay_spec(template))
+    # Group members find each other by these; an overlay must not move them.
+    spec |= {
+        "restartPolicy": "Never",
+        "hostname": name,
+        "subdomain": names.revision_name(owner.name, key.role, key.revision),
+    }
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(owner, name, labels, overlay.annotations),
+        "spec": spec,
+    }
+    return stamped(body)
+
+
+def _overlay_spec(template: RoleTemplate) -> dict[str, Any]:
+    """The typed fields of the overlay as a pod spec, with podSpec over them."""
+    overlay = template.template
+    fields: dict[str, Any] = {
+        "nodeSelector": dict(overlay.node_selector),
+        "tolerations": list(overlay.tolerations),
+        "affinity": overlay.affinity,
+        "volumes": list(overlay.volumes),
+    }
+    container: dict[str, Any] = {"env": list(overlay.env), "volumeMounts": list(overlay.volume_mounts)}
+    spec: dict[str, Any] = {key: value for key, value in fields.items() if value}
+    container = {key: value for key, value in container.items() if value}
+    if container:
+        spec["containers"] = [{"name": names.CONTAINER_ENGINE, **container}]
+    return dict(merged(spec, overlay.pod_spec or {}))
+
+
+def _pod_spec(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
+    group_labels = {
+        label: value
+        for label, value in names.pod_labels(owner.name, key.role, key.revision, key.index, pod).items()
+        if label in (names.LABEL_DEPLOYMENT, names.LABEL_ROLE, names.LABEL_REVISION, names.LABEL_GROUP)
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": template.drain_timeout_seconds + EXIT_SECONDS,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        # Over nodes where there are enough, together where there are not.
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": group_labels},
+            }
+        ],
+        "containers": [_container(key, pod, template, site)],
+        "volumes": [*_model_volume(template), {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+
+
+def _container(key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
+    command = engine_command(template, key.role, pod, site)
+    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if _model_volume(template):
+        mounts.insert(0, {"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True})
+    container: dict[str, Any] = {
+        "name": names.CONTAINER_ENGINE,
+        "image": template.engine.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command[:2],
+        "args": command[2:],
+        "env": _environment(template, pod, site),
+        "ports": [
+            {"name": "http", "containerPort": site.http_port},
+            {"name": "rendezvous", "containerPort": site.rendezvous_port},
+            {"name": "control", "containerPort": site.control_port},
+        ],
+        "startupProbe": _probe("/ready", period=1, failures=STARTUP_WINDOW_SECONDS),
+        "readinessProbe": _probe("/ready", period=2, failures=2),
+        "livenessProbe": _probe("/health", period=10, failures=6),
+        # The end of a failed engine's log becomes its exit message, which the resource's status quotes.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": mounts,
+    }
+    resources = template.resources.as_kubernetes()
+    if resources:
+        container["resources"] = resources
+    return container
+
+
+def _environment(template: RoleTemplate, pod: int, site: Site) -> list[dict[str, Any]]:
+    return [
+        {"name": names.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": names.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": names.ENV_LEADER_ADDRESS, "value": site.leader_host},
+        {"name": names.ENV_GROUP_SIZE, "value": str(template.parallelism.num_pods)},
+        {"name": names.ENV_WORKER_INDEX, "value": str(pod)},
+    ]
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+        "timeoutSeconds": 5,
+    }
+
+
+def _model_volume(template: RoleTemplate) -> list[dict[str, Any]]:
+    source = template.model.source
+    if source.host_path:
+        return [{"name": "model", "hostPath": {"path": source.host_path.path, "type": "Directory"}}]
+    if source.pvc:
+        claim = {"claimName": source.pvc.claim_name, "readOnly": True}
+        return [{"name": "model", "persistentVolumeClaim": claim}]
+    return []

@@ -1,0 +1,106 @@
+"""The router: Deployment, Service, and the right to follow EndpointSlices. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.api import Spec
+from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.render.runtimes.headrace import following_router_command
+
+# What the router may do; the operator must hold the same to grant it.
+ROUTER_RULES: list[dict[str, list[str]]] = [
+    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+]
+# A router drains its streams within this time after SIGTERM.
+_GRACE_SECONDS = 30
+
+
+def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[str, Any]]:
+    """All objects of the router, in the order in which they should be made."""
+    name = names.router_name(owner.name)
+    labels = names.labels(owner.name, names.ROUTER)
+    rbac = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}
+    bodies: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(owner, name, labels)},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "Role",
+            "metadata": metadata(owner, name, labels),
+            "rules": ROUTER_RULES,
+        },
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata(owner, name, labels),
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
+            "subjects": [subject],
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(owner, names.router_service_name(owner.name), labels),
+            "spec": {
+                "selector": _selector(owner),
+                "ports": [{"name": "http", "port": names.PORT_HTTP, "targetPort": names.PORT_HTTP}],
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata(owner, name, labels),
+            "spec": {
+                "replicas": spec.router.replicas,
+                "selector": {"matchLabels": _selector(owner)},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": _pod_spec(owner, spec, default_image),
+                },
+            },
+        },
+    ]
+    return [stamped(body) for body in bodies]
+
+
+def _selector(owner: Owner) -> dict[str, str]:
+    return {names.LABEL_DEPLOYMENT: owner.name, names.LABEL_COMPONENT: names.ROUTER}
+
+
+def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
+    command = following_router_command(spec.model.name, "0.0.0.0", names.PORT_HTTP, owner.namespace, owner.name)
+    container: dict[str, Any] = {
+        "name": names.CONTAINER_ROUTER,
+        "image": spec.router.image or default_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command[:1],
+        "args": command[1:],
+        "ports": [{"name": "http", "containerPort": names.PORT_HTTP}],
+        "readinessProbe": _probe("/ready", period=2, failures=2),
+        "livenessProbe": _probe("/health", period=10, failures=6),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+    resources = spec.router.resources.as_kubernetes()
+    if resources:
+        container["resources"] = resources
+    return {
+        "serviceAccountName": names.router_name(owner.name),
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+        "timeoutSeconds": 5,
+    }

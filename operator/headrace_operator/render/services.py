@@ -1,0 +1,71 @@
+"""Services and stored revisions of a role. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.revision import RoleTemplate
+
+
+def group_service(owner: Owner, role: str, revision: str) -> dict[str, Any]:
+    """Gives the pods of one revision DNS names before they are ready: ranks meet in order to become ready."""
+    labels = names.revision_labels(owner.name, role, revision)
+    selector = {label: labels[label] for label in (names.LABEL_DEPLOYMENT, names.LABEL_ROLE, names.LABEL_REVISION)}
+    return _headless(
+        owner,
+        names.revision_name(owner.name, role, revision),
+        labels,
+        selector,
+        ports={"http": names.PORT_HTTP, "rendezvous": names.PORT_RENDEZVOUS, "control": names.PORT_CONTROL},
+        publishNotReadyAddresses=True,
+    )
+
+
+def role_service(owner: Owner, role: str) -> dict[str, Any]:
+    """The ready leaders of a role, of every revision: what routers follow."""
+    labels = names.role_labels(owner.name, role)
+    selector = {
+        names.LABEL_DEPLOYMENT: owner.name,
+        names.LABEL_ROLE: role,
+        names.LABEL_POD_INDEX: "0",
+    }
+    return _headless(
+        owner, names.role_service_name(owner.name, role), labels, selector, ports={"http": names.PORT_HTTP}
+    )
+
+
+def _headless(
+    owner: Owner,
+    name: str,
+    labels: dict[str, str],
+    selector: dict[str, str],
+    ports: dict[str, int],
+    **extra: Any,
+) -> dict[str, Any]:
+    spec = {
+        "clusterIP": "None",
+        "selector": selector,
+        "ports": [{"name": port, "port": number, "targetPort": number} for port, number in ports.items()],
+        **extra,
+    }
+    return stamped({"apiVersion": "v1", "kind": "Service", "metadata": metadata(owner, name, labels), "spec": spec})
+
+
+def controller_revision(
+    owner: Owner, role: str, revision: str, template: RoleTemplate, generation: int
+) -> dict[str, Any]:
+    """The template of a revision, with the engine image that it began with. Written once, never changed."""
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": metadata(
+            owner,
+            names.revision_name(owner.name, role, revision),
+            names.revision_labels(owner.name, role, revision),
+        ),
+        "data": template.as_written(),
+        "revision": generation,
+    }
+    return stamped(body)

@@ -1,0 +1,65 @@
+"""A role's revision: the hash of what the user wrote for its pods, and the template kept under that hash.
+
+Defaults and replicas do not enter the hash, and keys are sorted: scaling, a newer operator or a reordered file change
+no revision and so restart no pod. The template is stored in a ControllerRevision; a group is always rebuilt from its
+own revision's template, never from today's spec. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Self
+
+from headrace_operator.api import Engine, Model, Parallelism, Spec, Transfer
+from headrace_operator.api_pods import PodTemplate, RoleResources
+from headrace_operator.names import REVISION_LENGTH
+from headrace_operator.rules import RuledModel
+
+
+class RoleTemplate(RuledModel):
+    """All that decides one role's pods, but for how many groups there are."""
+
+    model: Model
+    engine: Engine = Engine()
+    transfer: Transfer = Transfer()
+    drain_timeout_seconds: int = 120
+    parallelism: Parallelism = Parallelism()
+    resources: RoleResources = RoleResources()
+    template: PodTemplate = PodTemplate()
+
+    @classmethod
+    def of(cls, spec: Spec, role_name: str) -> Self:
+        """The template of a role that is in the spec."""
+        role = spec.role(role_name)
+        if role is None:
+            raise KeyError(f"the spec has no role {role_name}")
+        return cls(
+            model=spec.model,
+            engine=spec.engine,
+            transfer=spec.transfer,
+            drain_timeout_seconds=spec.drain_timeout_seconds,
+            parallelism=role.parallelism,
+            resources=role.resources,
+            template=role.template,
+        )
+
+    def as_written(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain data."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    @property
+    def revision(self) -> str:
+        return content_hash(self.as_written())[:REVISION_LENGTH]
+
+    def with_image(self, image: str) -> Self:
+        """The template with the default image filled in, as it is stored: a revision keeps the image it began with."""
+        if self.engine.image is not None:
+            return self
+        return self.model_copy(update={"engine": self.engine.model_copy(update={"image": image})})
+
+
+def content_hash(data: Any) -> str:
+    """Hex SHA-256 of plain data, independent of the order of keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""What to create and delete next for one role. Pure: observed groups and `now` in, a plan out.
+
+A role has `replicas` *slots*, numbered from 0; each slot holds one group of one revision.
+
+1. Groups beyond the slots, and second groups in a slot, are deleted.
+2. A group is kept whole. If one of its pods ends, is edited or vanishes, all its pods are deleted and the group is made
+   again from its own revision, after 1, 2, 4, ... 60 s when it fails again and again. What a slot is to hold next is
+   noted in `rebuilds` (kept in the resource's status), because an empty slot says nothing.
+3. Roll-out: while no group of the wanted revision is missing or unready, one slot of an old revision is turned over:
+   unready ones first, then from the highest index. Its old group goes first (drained), the new one follows: a full
+   cluster has no room for both. A new revision that never gets ready thus costs one group at most.
+
+`plan_role` looks one step ahead; applied again and again to what it caused, it ends (tests run it to the end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace_operator.groups import (
+    FAILURE_MEMORY_SECONDS,
+    OVERDUE_SECONDS,
+    GroupKey,
+    GroupState,
+    Pod,
+    Rebuild,
+    RoleState,
+    group_state,
+)
+
+# Nothing is drained from a group that has lost a rank; its pods only get time to say goodbye.
+BROKEN_GRACE_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Creation:
+    """Make these pods of a group."""
+
+    key: GroupKey
+    pods: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """Delete one pod. grace_seconds None: the pod's own termination grace; 0: at once, its node is lost."""
+
+    pod_name: str
+    uid: str
+    grace_seconds: int | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth an event."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot as observed, with the revision that it holds or is to hold."""
+
+    index: int
+    revision: str
+    state: GroupState
+    pods: tuple[Pod, ...] = ()
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """The next step of one role."""
+
+    slots: tuple[Slot, ...] = ()
+    create: tuple[Creation, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    rebuilds: tuple[tuple[int, Rebuild], ...] = ()
+    notes: tuple[Note, ...] = ()
+    wait_seconds: float | None = None  # look again then, even if nothing happens
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.create and not self.delete
+
+
+def plan_role(state: RoleState, now: float) -> RolePlan:
+    """The next step towards `state.replicas` ready groups of `state.revision`."""
+    return _Planner(state, now).plan()
+
+
+class _Planner:
+    """One pass over one role; collects what the plan will say."""
+
+    def __init__(self, state: RoleState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.rebuilds = {i: r for i, r in state.rebuilds.items() if i < state.replicas and r.revision in state.sizes}
+        self.create: list[Creation] = []
+        self.delete: list[Deletion] = []
+        self.notes: list[Note] = []
+        self.waits: list[float] = []
+
+    def plan(self) -> RolePlan:
+        slots = self._fill_slots()
+        turned = self._choose_turnover(slots)
+        for slot in slots:
+            if slot.index == turned:
+                self._turn_over(slot)
+            else:
+                self._keep(slot)
+        return RolePlan(
+            slots=tuple(slots),
+            create=tuple(self.create),
+            delete=tuple(self.delete),
+            rebuilds=tuple(sorted(self.rebuilds.items())),
+            notes=tuple(self.notes),
+            wait_seconds=min(self.waits, default=None),
+        )
+
+    def _fill_slots(self) -> list[Slot]:
+        """Rule 1: give every slot its group and delete the groups that have no slot."""
+        by_index: dict[int, list[GroupKey]] = {}
+        for key in self.state.groups:
+            by_index.setdefault(key.index, []).append(key)
+        slots = []
+        for index in range(self.state.replicas):
+            keys = sorted(by_index.pop(index, []), key=self._preference)
+            slots.append(self._slot(index, keys[0] if keys else None))
+            for key in keys[1:]:
+                self._delete_group(self.state.groups[key])
+        for key in sorted(key for keys in by_index.values() for key in keys):
+            pods = self.state.groups[key]
+            if not all(pod.is_terminating for pod in pods):
+                self.notes.append(Note("GroupRemoved", f"{key.role} group {key.index} is not wanted any more"))
+            self._delete_group(pods)
+        return slots
+
+    def _preference(self, key: GroupKey) -> tuple[bool, int, str]:
+        num_ready = sum(pod.is_ready and not pod.is_terminating for pod in self.state.groups[key])
+        return (key.revision != self.state.revision, -num_ready, key.revision)
+
+    def _slot(self, index: int, key: GroupKey | None) -> Slot:
+        if key is None:
+            noted = self.rebuilds.get(index)
+            return Slot(index, noted.revision if noted else self.state.revision, GroupState.EMPTY)
+        pods = self.state.groups[key]
+        return Slot(index, key.revision, group_state(pods, self.state.sizes.get(key.revision)), pods)
+
+    def _choose_turnover(self, slots: list[Slot]) -> int | None:
+        """Rule 3: the slot to turn over to the wanted revision now, if any."""
+        old = []
+        for slot in slots:
+            noted = self.rebuilds.get(slot.index)
+            is_turning = slot.state is GroupState.TERMINATING and noted and noted.revision == self.state.revision
+            if slot.revision != self.state.revision and not is_turning:
+                old.append(slot)
+            elif slot.state is not GroupState.READY:
+                return None
+        return max(old, key=lambda s: (s.state is not GroupState.READY, s.index)).index if old else None
+
+    def _turn_over(self, slot: Slot) -> None:
+        self.notes.append(
+            Note(
+                "GroupReplaced",
+                f"{self.state.role} group {slot.index} goes from revision {slot.revision} to {self.state.revision}",
+            )
+        )
+        self.rebuilds[slot.index] = Rebuild(self.state.revision, 0, self.now, "replaced by the wanted revision")
+        if slot.state is GroupState.EMPTY:
+            self._create_group(slot.index, self.state.revision)
+        else:
+            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS if slot.state is GroupState.BROKEN else None)
+
+    def _keep(self, slot: Slot) -> None:
+        """Rule 2: the next step of a slot that keeps its revision."""
+        if slot.state is GroupState.EMPTY:
+            self._create_group(slot.index, slot.revision)
+        elif slot.state is GroupState.TERMINATING:
+            # Whoever deleted a pod of it, the slot is made again as it was, unless it is noted otherwise.
+            if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
+                self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, "a pod of the group was deleted")
+            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+        elif slot.state is GroupState.BROKEN:
+            self._give_up(slot)
+        elif slot.state is GroupState.PARTIAL:
+            present = {pod.index for pod in slot.pods}
+            missing = tuple(i for i in range(self.state.sizes[slot.revision]) if i not in present)
+            self.create.append(Creation(GroupKey(self.state.role, slot.revision, slot.index), missing))
+        else:
+            self._forget_old_failures(slot)
+
+    def _create_group(self, index: int, revision: str) -> None:
+        noted = self.rebuilds.get(index)
+        wait = noted.not_before - self.now if noted else 0.0
+        if wait > 0:
+            self.waits.append(wait)
+            return
+        key = GroupKey(self.state.role, revision, index)
+        self.create.append(Creation(key, tuple(range(self.state.sizes[revision]))))
+        self.notes.append(Note("GroupCreated", f"{key.role} group {index} is made from revision {revision}"))
+
+    def _give_up(self, slot: Slot) -> None:
+        before = self.rebuilds.get(slot.index)
+        failures = before.failures if before and self.now - before.time < FAILURE_MEMORY_SECONDS else 0
+        if not any(pod.is_edited for pod in slot.pods):  # a hand edit is no failure of the group
+            failures += 1
+        message = _failure_message(slot, self.state.sizes.get(slot.revision))
+        revision = slot.revision if slot.revision in self.state.sizes else self.state.revision
+        self.rebuilds[slot.index] = Rebuild(revision, failures, self.now, message)
+        first_line = message.partition("\n")[0]
+        text = f"{self.state.role} group {slot.index} is made again (failure {failures} in a row): {first_line}"
+        self.notes.append(Note("GroupFailed", text, is_warning=True))
+        self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+
+    def _forget_old_failures(self, slot: Slot) -> None:
+        noted = self.rebuilds.get(slot.index)
+        if noted is None:
+            return
+        age = self.now - noted.time
+        if noted.failures == 0 or (slot.state is GroupState.READY and age >= FAILURE_MEMORY_SECONDS):
+            del self.rebuilds[slot.index]
+        elif age < FAILURE_MEMORY_SECONDS:
+            self.waits.append(FAILURE_MEMORY_SECONDS - age)
+
+    def _delete_group(self, pods: Iterable[Pod], grace_seconds: int | None = None) -> None:
+        """Delete pods that are not being deleted yet, by force those that should long be gone."""
+        for pod in pods:
+            if pod.deadline is None:
+                self.delete.append(Deletion(pod.name, pod.uid, grace_seconds))
+            elif self.now >= pod.deadline + OVERDUE_SECONDS:
+                self.delete.append(Deletion(pod.name, pod.uid, 0))
+            else:
+                self.waits.append(pod.deadline + OVERDUE_SECONDS - self.now)
+
+
+def _failure_message(slot: Slot, size: int | None) -> str:
+    for pod in slot.pods:
+        if pod.is_edited:
+            return f"pod {pod.name} was edited"
+    for pod in slot.pods:
+        if pod.is_finished:
+            return pod.trouble.message if pod.trouble else f"pod {pod.name} ended ({pod.phase})"
+    return f"{(size or 0) - len(slot.pods)} of its {size} pods vanished"
