@@ -1,0 +1,40 @@
+"""Scenarios on a real cluster. They need only a KUBECONFIG and image names (see e2e/support/cluster.py).
+
+Every scenario is told as a user would live it: apply, ask, break something, look again. Each makes its own namespace,
+so that scenarios cannot see each other, and deletes it at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from e2e.support import headrace
+from e2e.support.cluster import Cluster, discover
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster with the chart installed from this tree."""
+    found = discover()
+    headrace.install(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the module's own."""
+    name = "e2e-" + request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_").replace("_", "-")
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout_seconds=150)
