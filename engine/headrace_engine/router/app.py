@@ -1,0 +1,170 @@
+"""The router's HTTP surface and its life: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from headrace_engine.router import headers
+from headrace_engine.router.config import Limits
+from headrace_engine.router.engines import Engines
+from headrace_engine.router.fleet import Fleet, Group
+from headrace_engine.router.metrics import CONTENT_TYPE, Metrics
+from headrace_engine.router.relay import Relay
+from headrace_engine.router.replies import JSON, Reply, error_reply
+from headrace_engine.router.sse import StreamBroken
+
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
+MODELS_TIMEOUT_SECONDS = 5.0
+LISTEN_BACKLOG = 4096
+STOP_SECONDS = 3.0  # for requests to end once they have been told to
+
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Whoever tells the fleet which endpoints exist."""
+
+    async def run(self) -> None: ...
+
+
+class Router:
+    """One router process without its source of endpoints. `fleet` and `engines` are for that source."""
+
+    def __init__(self, model: str | None, limits: Limits) -> None:
+        self.model = model
+        self.limits = limits
+        self.fleet = Fleet()
+        self.engines = Engines(limits)
+        self.metrics = Metrics(self.fleet)
+        self.relay = Relay(self.fleet, self.engines, limits, self.metrics)
+        self._runner: web.AppRunner | None = None
+        self._site: web.TCPSite | None = None
+        self._source: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int, source: Source) -> int:
+        """Listen and follow `source`; returns the port, which is chosen if `port` is 0. Raises OSError."""
+        runner = web.AppRunner(
+            self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_SECONDS
+        )
+        self._runner = runner
+        await runner.setup()
+        self._site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)
+        await self._site.start()
+        self._source = asyncio.create_task(source.run())
+        self._source.add_done_callback(_report_end)
+        bound: int = runner.addresses[0][1]
+        return bound
+
+    async def drain(self) -> None:
+        """Accept no more, let requests in flight end, and end those that have not within the limit."""
+        self.relay.draining = True
+        if self._site is not None:
+            await self._site.stop()
+        if self._runner is not None and self._runner.server is not None:
+            self._runner.server.pre_shutdown()  # closes connections that wait for another request
+        if not await self.relay.wait_idle(self.limits.drain_seconds):
+            logger.warning("%d requests did not end in time", len(self.relay.exchanges))
+            self.relay.expire_all("the router is shutting down")
+            await self.relay.wait_idle(STOP_SECONDS)
+
+    async def stop(self) -> None:
+        """Close everything now; requests still in flight are cancelled."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._source is not None:
+            self._source.cancel()
+            await asyncio.gather(self._source, return_exceptions=True)
+        await self.engines.close()
+
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=self.limits.max_body_bytes, middlewares=[_openai_errors])
+        for path in GENERATION_ROUTES:
+            app.router.add_post(path, self.relay.handle)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/state", self._state)
+        return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        missing = self.fleet.missing()
+        if self.relay.draining:
+            return _json({"status": "draining"}, status=503)
+        if missing:
+            return _json({"status": "waiting", "missing_roles": missing}, status=503)
+        return _json({"status": "ready"})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return _json(
+            {
+                "model": self.model,
+                "synced": self.fleet.synced,
+                "draining": self.relay.draining,
+                "missing_roles": self.fleet.missing(),
+                "in_flight": len(self.relay.exchanges),
+                "roles": self.fleet.snapshot(),
+            }
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """What a ready engine says; all of a deployment serve the same model. Without one, what the router knows."""
+        request_id = headers.request_id(request.headers)
+        leg_headers = headers.to_engine(request.headers, request_id, None)
+        ready = [group for group in self.fleet.groups() if group.endpoint.ready]
+        for group in ready[: self.limits.max_attempts]:
+            reply = await self._ask_models(group, leg_headers)
+            if reply is not None:
+                return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+        if self.model is not None:
+            model = {"id": self.model, "object": "model", "created": 0, "owned_by": "headrace"}
+            return _json({"object": "list", "data": [model]})
+        return _respond(error_reply(503, "no group is ready", code="no_group", retry_after_seconds=1.0))
+
+    async def _ask_models(self, group: Group, leg_headers: dict[str, str]) -> Reply | None:
+        try:
+            reply = await self.engines.get(group.url, "/v1/models", leg_headers, MODELS_TIMEOUT_SECONDS)
+        except (aiohttp.ClientError, OSError, TimeoutError, StreamBroken):
+            return None
+        return reply if reply.status < 500 else None
+
+
+@web.middleware
+async def _openai_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors outside the relay, in the body that clients parse."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        return _respond(error_reply(404, f"there is no route {request.path}"))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        reply = error_reply(405, f"{request.path} takes {allowed}, not {request.method}")
+        return _respond(Reply(reply.status, reply.body, {**reply.headers, "Allow": allowed}))
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), headers={"Content-Type": JSON})
+
+
+def _respond(reply: Reply) -> web.Response:
+    return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+
+
+def _report_end(source: asyncio.Task[None]) -> None:
+    if not source.cancelled() and (error := source.exception()) is not None:
+        logger.error("the source of endpoints has ended; the last known ones stay", exc_info=error)

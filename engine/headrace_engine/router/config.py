@@ -1,0 +1,21 @@
+"""The router's limits, each with its default. Times are seconds; every wait of a request is under one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_attempts: int = 3  # fresh pairs of groups before the client has seen a byte
+    request_seconds: float = 3600.0  # one request from its first byte in to its last byte out
+    connect_seconds: float = 3.0  # TCP connection to an engine
+    ticket_seconds: float = 60.0  # decode leg sent -> ticket received
+    prefill_seconds: float = 600.0  # prefill leg sent -> pushed
+    idle_seconds: float = 300.0  # silence of a decode group that should be streaming
+    drain_seconds: float = 30.0  # SIGTERM -> streams still open end with an error
+    max_body_bytes: int = 64 * MIB  # of a client's request
+    max_reply_bytes: int = 256 * MIB  # of one event or whole answer of an engine
+    max_in_flight: int = 8192  # requests at once; more get 429

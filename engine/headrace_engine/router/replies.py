@@ -1,0 +1,70 @@
+"""Whole answers to the client, the OpenAI error body, and how a leg fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace_engine.core import Role
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete response, from an engine or from the router itself."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": JSON})
+
+
+def error_body(message: str, *, type: str, code: str | None) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": type, "param": None, "code": code}})
+
+
+def error_reply(
+    status: int, message: str, *, code: str | None = None, retry_after_seconds: float | None = None
+) -> Reply:
+    """The router's own error. 4xx is the client's to mend, anything else is not."""
+    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    headers = {"Content-Type": JSON}
+    if retry_after_seconds is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_seconds)))
+    return Reply(status, error_body(message, type=kind, code=code), headers)
+
+
+def error_code(body: bytes) -> str | None:
+    """The `error.code` of an OpenAI error body; None if it is none."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except msgspec.MsgspecError:
+        return None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+class LegFailure(Exception):
+    """One leg of an attempt failed, before the client has seen a byte.
+
+    reply: what the client gets if there is no further attempt. retriable: another group may succeed.
+    cause: one word for metrics and logs. `refused`: the engine answered with an error status; `reported`: an error
+    event in the stream; `unreachable`: no connection, or it broke; `deadline`: silence; `protocol`: an answer that is
+    not what the contract says; `unpaired`: no prefill group can write this decode group's cache.
+    """
+
+    def __init__(self, role: Role, url: str, cause: str, reply: Reply, *, retriable: bool) -> None:
+        super().__init__(f"{role} group at {url}: {cause}, status {reply.status}: {reply.body[:300]!r}")
+        self.role = role
+        self.url = url
+        self.cause = cause
+        self.reply = reply
+        self.retriable = retriable
