@@ -1,0 +1,31 @@
+"""The exchange of a rank that holds every expert, and the sum that all exchanges end with."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace_engine.ep.exchange import RunExperts
+
+
+class LocalExchange:
+    """Every expert is here: no communication."""
+
+    def run(
+        self, hidden: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor, run_experts: RunExperts
+    ) -> torch.Tensor:
+        """See exchange.Exchange."""
+        num_tokens, topk = expert_ids.shape
+        rows = hidden.repeat_interleave(topk, dim=0)
+        outputs = run_experts(rows, expert_ids.flatten(), expert_weights.flatten())
+        return sum_in_order(outputs.view(num_tokens, topk, hidden.shape[1]))
+
+
+def sum_in_order(outputs: torch.Tensor) -> torch.Tensor:
+    """outputs [T, k, hidden] -> [T, hidden]: summed in fp32 in the order of each token's top-k list.
+
+    A fixed order makes the sum independent of which rank computed which term.
+    """
+    total = outputs[:, 0].float()
+    for choice in range(1, outputs.shape[1]):
+        total = total + outputs[:, choice]
+    return total.to(outputs.dtype)

@@ -1,0 +1,280 @@
+"""DeepSeek-V4's hyper-parameters, from either form of config.json.
+
+The published form is flat (`compress_ratios`, `num_hash_layers`, `rope_scaling`); transformers rewrites it
+(`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parameters`). Both give the same `V4Config`. No torch here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_engine.models.errors import ModelError
+from headrace_engine.models.info import ModelInfo, eos_token_ids
+
+
+class LayerKind(enum.StrEnum):
+    """What a layer attends besides its window of raw tokens (values: transformers' names)."""
+
+    WINDOW = "sliding_attention"  # nothing
+    CSA = "compressed_sparse_attention"  # the indexer's choice of entries
+    HCA = "heavily_compressed_attention"  # every entry
+
+
+_KIND_OF_RATIO = {0: LayerKind.WINDOW, 4: LayerKind.CSA, 128: LayerKind.HCA}
+_DEFAULT_RATIOS = {LayerKind.CSA: 4, LayerKind.HCA: 128}
+_DEFAULT_NUM_HASH_LAYERS = 3
+
+# Variants that the published models do not use; serving one of them as if it were the default would be silently wrong.
+_REQUIRED: dict[str, Any] = {
+    "scoring_func": "sqrtsoftplus",
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+}
+
+
+@dataclass(frozen=True)
+class Yarn:
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    theta: float
+    yarn: Yarn | None = None
+
+
+@dataclass(frozen=True)
+class V4Config:
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    rope_dim: int  # the last dims of a head rotate
+    q_lora_rank: int
+    num_output_groups: int
+    output_lora_rank: int
+    layer_kinds: tuple[LayerKind, ...]
+    hash_layers: tuple[bool, ...]  # routed by token id instead of by score
+    csa_ratio: int  # tokens per compressed entry
+    hca_ratio: int
+    window: int  # token t sees raw tokens t - window + 1 .. t
+    index_heads: int
+    index_dim: int
+    index_topk: int
+    num_experts: int
+    experts_per_token: int
+    expert_dim: int
+    routed_scaling: float
+    swiglu_limit: float
+    num_streams: int
+    sinkhorn_iterations: int
+    hc_eps: float
+    norm_eps: float
+    max_position: int
+    window_rope: RopeConfig  # of layers that only have a window
+    compressed_rope: RopeConfig  # of layers with a compressor
+    dtype: str  # the checkpoint's own
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_kinds)
+
+    def layers_of(self, *kinds: LayerKind) -> tuple[int, ...]:
+        return tuple(layer for layer, kind in enumerate(self.layer_kinds) if kind in kinds)
+
+    def ratio(self, kind: LayerKind) -> int:
+        """Tokens per compressed entry of a CSA or HCA layer."""
+        return self.csa_ratio if kind is LayerKind.CSA else self.hca_ratio
+
+    @property
+    def block_multiple(self) -> int:
+        compressed = {kind for kind in self.layer_kinds if kind is not LayerKind.WINDOW}
+        return math.lcm(*(self.ratio(kind) for kind in compressed))
+
+
+def describe(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> ModelInfo:
+    """The model's short description. Raises ModelError."""
+    parsed = parse(config)
+    bos = generation_config.get("bos_token_id", config.get("bos_token_id"))
+    return ModelInfo(
+        architecture="deepseek_v4",
+        vocab_size=parsed.vocab_size,
+        max_position=parsed.max_position,
+        bos_token_id=bos if isinstance(bos, int) else None,
+        eos_token_ids=eos_token_ids(config, generation_config),
+        block_multiple=parsed.block_multiple,
+        num_experts=parsed.num_experts,
+        dtype=parsed.dtype,
+    )
+
+
+def parse(config: Mapping[str, Any]) -> V4Config:
+    """Both forms of config.json to one V4Config. Raises ModelError naming the key."""
+    _check_supported(config)
+    num_layers = _positive(config, "num_hidden_layers")
+    kinds = _layer_kinds(config, num_layers)
+    rates = config.get("compress_rates") or {}
+    ratios = {kind: int(rates.get(kind.value, default)) for kind, default in _DEFAULT_RATIOS.items()}
+    head_dim = _positive(config, "head_dim")
+    window_rope, compressed_rope = _ropes(config)
+    parsed = V4Config(
+        vocab_size=_positive(config, "vocab_size"),
+        hidden_size=_positive(config, "hidden_size"),
+        num_heads=_positive(config, "num_attention_heads"),
+        head_dim=head_dim,
+        rope_dim=_rope_dim(config, head_dim),
+        q_lora_rank=_positive(config, "q_lora_rank"),
+        num_output_groups=_positive(config, "o_groups"),
+        output_lora_rank=_positive(config, "o_lora_rank"),
+        layer_kinds=kinds,
+        hash_layers=_hash_layers(config, num_layers),
+        csa_ratio=ratios[LayerKind.CSA],
+        hca_ratio=ratios[LayerKind.HCA],
+        window=_positive(config, "sliding_window"),
+        index_heads=_positive(config, "index_n_heads"),
+        index_dim=_positive(config, "index_head_dim"),
+        index_topk=_positive(config, "index_topk"),
+        num_experts=_positive(config, "n_routed_experts"),
+        experts_per_token=_positive(config, "num_experts_per_tok"),
+        expert_dim=_positive(config, "moe_intermediate_size"),
+        routed_scaling=_number(config, "routed_scaling_factor", 1.5),
+        swiglu_limit=_number(config, "swiglu_limit", 10.0),
+        num_streams=_positive(config, "hc_mult", 4),
+        sinkhorn_iterations=_positive(config, "hc_sinkhorn_iters", 20),
+        hc_eps=_number(config, "hc_eps", 1e-6),
+        norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        max_position=_positive(config, "max_position_embeddings"),
+        window_rope=window_rope,
+        compressed_rope=compressed_rope,
+        dtype=_dtype(config),
+    )
+    _check_shapes(parsed)
+    return parsed
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    model_type = config.get("model_type")
+    if model_type != "deepseek_v4":
+        raise ModelError(f"config.json: model_type {model_type!r} is not supported (supported: 'deepseek_v4')")
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            "config.json: quantization_config is set, but quantized checkpoints are not supported;"
+            " use a float32 or bfloat16 checkpoint"
+        )
+    for key, wanted in _REQUIRED.items():
+        if key in config and config[key] != wanted:
+            raise ModelError(f"config.json: {key} = {config[key]!r} is not supported (supported: {wanted!r})")
+
+
+def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
+    names = config.get("layer_types")
+    if names is not None:
+        try:
+            kinds = tuple(LayerKind(name) for name in names)
+        except ValueError as error:
+            raise ModelError(f"config.json: layer_types: {error}") from error
+        key = "layer_types"
+    else:
+        ratios = config.get("compress_ratios")
+        if ratios is None:
+            raise ModelError("config.json: neither compress_ratios nor layer_types says what kind each layer is")
+        unknown = sorted(set(ratios) - set(_KIND_OF_RATIO))
+        if unknown:
+            raise ModelError(f"config.json: compress_ratios may hold 0, 4 and 128, got {unknown}")
+        kinds = tuple(_KIND_OF_RATIO[ratio] for ratio in ratios)
+        key = "compress_ratios"
+    if len(kinds) < num_layers:
+        raise ModelError(f"config.json: {key} has {len(kinds)} items for {num_layers} layers")
+    return kinds[:num_layers]  # what follows belongs to draft layers
+
+
+def _hash_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    names = config.get("mlp_layer_types")
+    if names is None:
+        num_hash = int(config.get("num_hash_layers", _DEFAULT_NUM_HASH_LAYERS))
+        return tuple(layer < num_hash for layer in range(num_layers))
+    unknown = sorted(set(names) - {"hash_moe", "moe"})
+    if unknown or len(names) < num_layers:
+        raise ModelError(f"config.json: mlp_layer_types must name hash_moe or moe for each of {num_layers} layers")
+    return tuple(name == "hash_moe" for name in names[:num_layers])
+
+
+def _rope_dim(config: Mapping[str, Any], head_dim: int) -> int:
+    if "qk_rope_head_dim" in config:
+        return _positive(config, "qk_rope_head_dim")
+    return int(head_dim * _number(config, "partial_rotary_factor", 64 / 512))
+
+
+def _ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """(rope of window-only layers, rope of compressed layers). YaRN's attention factor is never applied in V4."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    main, compress = parameters.get("main"), parameters.get("compress")
+    if isinstance(main, dict) and isinstance(compress, dict):
+        return (
+            RopeConfig(_number(main, "rope_theta", 10000.0)),
+            RopeConfig(_number(compress, "rope_theta", 160000.0), _yarn(compress)),
+        )
+    return (
+        RopeConfig(_number(config, "rope_theta", 10000.0)),
+        RopeConfig(_number(config, "compress_rope_theta", 160000.0), _yarn(parameters)),
+    )
+
+
+def _yarn(parameters: Mapping[str, Any]) -> Yarn | None:
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ModelError(f"config.json: rope type {kind!r} is not supported (supported: 'default', 'yarn')")
+    return Yarn(
+        factor=_number(parameters, "factor"),
+        original_max_position=_positive(parameters, "original_max_position_embeddings"),
+        beta_fast=_number(parameters, "beta_fast", 32.0),
+        beta_slow=_number(parameters, "beta_slow", 1.0),
+    )
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    name = config.get("dtype", config.get("torch_dtype", "bfloat16"))
+    if name not in ("float32", "bfloat16"):
+        raise ModelError(f"config.json: dtype {name!r} is not supported (supported: 'float32', 'bfloat16')")
+    return str(name)
+
+
+def _check_shapes(config: V4Config) -> None:
+    if config.rope_dim % 2 or config.rope_dim > min(config.head_dim, config.index_dim):
+        raise ModelError(f"config.json: {config.rope_dim} rotary dims do not fit into the heads")
+    if config.num_heads % config.num_output_groups:
+        raise ModelError(f"config.json: {config.num_heads} heads do not split into {config.num_output_groups} o_groups")
+    if config.experts_per_token > config.num_experts:
+        raise ModelError("config.json: num_experts_per_tok is larger than n_routed_experts")
+    if config.hidden_size % 8 or config.expert_dim % 8:
+        raise ModelError("config.json: hidden_size and moe_intermediate_size must be multiples of 8 (grouped products)")
+    if min(config.csa_ratio, config.hca_ratio) < 1:
+        raise ModelError("config.json: compress_rates must be positive")
+
+
+def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ModelError(f"config.json: {key} must be a number, got {value!r}")
+    return float(value)

@@ -1,0 +1,99 @@
+"""The DeepSeek-V4 text model over a paged cache: one flat batch of prefill chunks and decode tokens per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from headrace_engine.models.deepseek_v4 import ops
+from headrace_engine.models.deepseek_v4.attention import Attention
+from headrace_engine.models.deepseek_v4.cache import cache_groups
+from headrace_engine.models.deepseek_v4.config import V4Config
+from headrace_engine.models.deepseek_v4.moe import MoE
+from headrace_engine.models.deepseek_v4.plan import make_plan
+from headrace_engine.models.deepseek_v4.rope import frequencies
+from headrace_engine.models.protocol import ForwardBatch
+
+if TYPE_CHECKING:
+    from headrace_engine.ep.exchange import Exchange
+
+
+@dataclass
+class HyperConnection:
+    """One site's weights, or the head's, fp32 (shapes: ops.hc_mix, ops.hc_collapse)."""
+
+    fn: torch.Tensor
+    base: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass
+class Layer:
+    attention: Attention
+    moe: MoE
+    attention_hc: HyperConnection
+    moe_hc: HyperConnection
+    attention_norm: torch.Tensor  # [hidden] fp32
+    moe_norm: torch.Tensor  # [hidden] fp32
+
+
+class DeepseekV4:
+    """One rank's share: all of attention, this rank's experts. Implements models.protocol.Model."""
+
+    def __init__(
+        self,
+        config: V4Config,
+        *,
+        embedding: torch.Tensor,  # [vocab, hidden]
+        layers: list[Layer],
+        head_hc: HyperConnection,
+        norm: torch.Tensor,  # [hidden] fp32
+        head: torch.Tensor,  # [vocab, hidden]
+        cache_dtype: str,
+        eos_token_ids: tuple[int, ...],
+        digest: str,
+    ) -> None:
+        self.config = config
+        self.embedding, self.layers, self.head_hc, self.norm, self.head = embedding, layers, head_hc, norm, head
+        self.cache_groups = cache_groups(config, cache_dtype)
+        self.vocab_size = config.vocab_size
+        self.max_position = config.max_position
+        self.eos_token_ids = eos_token_ids
+        self.block_multiple = config.block_multiple
+        self.num_experts = config.num_experts
+        self.digest = digest
+        self._ropes = {
+            False: frequencies(config.window_rope, config.rope_dim, embedding.device),
+            True: frequencies(config.compressed_rope, config.rope_dim, embedding.device),
+        }
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
+        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model."""
+        plan = make_plan(self.config, batch, cache, self._ropes)
+        embedded = F.embedding(batch.token_ids, self.embedding)
+        streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
+        for layer in self.layers:
+            collapsed, post, comb = self._mix(streams, layer.attention_hc)
+            normed = ops.rms_norm(collapsed, layer.attention_norm, self.config.norm_eps)
+            output = layer.attention.run(normed, batch.positions, plan, cache)
+            streams = ops.hc_update(streams, output, post, comb)
+
+            collapsed, post, comb = self._mix(streams, layer.moe_hc)
+            normed = ops.rms_norm(collapsed, layer.moe_norm, self.config.norm_eps)
+            output = layer.moe.run(normed, batch.token_ids, exchange)
+            streams = ops.hc_update(streams, output, post, comb)
+        return self._logits(streams[batch.logit_rows])
+
+    def _mix(self, streams: torch.Tensor, hc: HyperConnection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        config = self.config
+        return ops.hc_mix(streams, hc.fn, hc.base, hc.scale, config.norm_eps, config.hc_eps, config.sinkhorn_iterations)
+
+    def _logits(self, streams: torch.Tensor) -> torch.Tensor:
+        config, hc = self.config, self.head_hc
+        hidden = ops.hc_collapse(streams, hc.fn, hc.base, hc.scale, config.norm_eps, config.hc_eps)
+        return F.linear(ops.rms_norm(hidden, self.norm, config.norm_eps), self.head).float()

@@ -1,0 +1,41 @@
+"""DeepSeek-V4's mixture of experts: hash or score routing, routed experts behind the exchange, one shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from headrace_engine.models.deepseek_v4 import ops
+from headrace_engine.models.deepseek_v4.config import V4Config
+
+if TYPE_CHECKING:
+    from headrace_engine.ep.exchange import Exchange
+
+
+@dataclass
+class MoE:
+    """One layer's experts of this rank, and what every rank has. Stacks are gate projection first."""
+
+    config: V4Config
+    gate: torch.Tensor  # [E, hidden] fp32
+    bias: torch.Tensor | None  # [E] fp32: moves the choice, not the weights
+    experts_of_token: torch.Tensor | None  # [vocab, k] int64, hash layers only
+    w13: torch.Tensor  # [E of this rank, 2 * expert_dim, hidden]
+    w2: torch.Tensor  # [E of this rank, hidden, expert_dim]
+    shared_w13: torch.Tensor  # [2 * expert_dim, hidden]
+    shared_w2: torch.Tensor  # [hidden, expert_dim]
+
+    def run(self, x: torch.Tensor, token_ids: torch.Tensor, exchange: Exchange) -> torch.Tensor:
+        """x [T, hidden] dt, normed -> [T, hidden] dt. A collective when the exchange is one: T may be 0."""
+        config = self.config
+        forced = None if self.experts_of_token is None else self.experts_of_token[token_ids]
+        ids, weights = ops.route(x, self.gate, self.bias, forced, config.experts_per_token, config.routed_scaling)
+        routed = exchange.run(x, ids, weights, self._run_experts)
+        shared = F.linear(ops.swiglu(F.linear(x, self.shared_w13), config.swiglu_limit), self.shared_w2)
+        return routed + shared
+
+    def _run_experts(self, rows: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return ops.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.config.swiglu_limit)

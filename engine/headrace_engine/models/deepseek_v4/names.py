@@ -1,0 +1,158 @@
+"""Names and shapes of DeepSeek-V4's tensors in a checkpoint.
+
+The published names are the project's own. transformers' `save_pretrained` writes a mixture of those and its own; it is
+mapped to the published form before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
+from headrace_engine.models.errors import ModelError
+
+Shape = tuple[int, ...]
+
+_RENAMES = (
+    (re.compile(r"^model\."), ""),
+    (re.compile(r"^embed_tokens\."), "embed."),
+    (re.compile(r"^lm_head\."), "head."),
+    (re.compile(r"^hc_head\.hc_"), "hc_head_"),
+    (re.compile(r"\.attn\.norm\."), ".attn.kv_norm."),
+)
+_IGNORED = re.compile(r"^(mtp|vision|aligner|image_\w*)\.|^image_|\.ffn\.gate\.bias_vl$")  # draft and image-only parts
+_FLOATS = {"F32", "BF16", "F16"}
+_MAX_LISTED = 20
+
+
+def published_name(name: str) -> str:
+    """A checkpoint's tensor name in its published form."""
+    for pattern, replacement in _RENAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def expected_shapes(config: V4Config) -> dict[str, Shape]:
+    """Every tensor of the text model, by published name."""
+    hidden, streams = config.hidden_size, config.num_streams
+    shapes: dict[str, Shape] = {
+        "embed.weight": (config.vocab_size, hidden),
+        "norm.weight": (hidden,),
+        "head.weight": (config.vocab_size, hidden),
+        "hc_head_fn": (streams, streams * hidden),
+        "hc_head_base": (streams,),
+        "hc_head_scale": (1,),
+    }
+    for layer in range(config.num_layers):
+        parts = _layer_shapes(config, layer)
+        shapes.update({f"layers.{layer}.{name}": shape for name, shape in parts.items()})
+    return shapes
+
+
+def _layer_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
+    hidden, streams = config.hidden_size, config.num_streams
+    shapes: dict[str, Shape] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
+    num_mixes = (2 + streams) * streams
+    for site in ("attn", "ffn"):
+        shapes[f"hc_{site}_fn"] = (num_mixes, streams * hidden)
+        shapes[f"hc_{site}_base"] = (num_mixes,)
+        shapes[f"hc_{site}_scale"] = (3,)
+    shapes.update({f"attn.{name}": shape for name, shape in _attention_shapes(config, layer).items()})
+    shapes.update({f"ffn.{name}": shape for name, shape in _moe_shapes(config, layer).items()})
+    return shapes
+
+
+def _attention_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
+    hidden, latent, dim = config.hidden_size, config.q_lora_rank, config.head_dim
+    num_values = config.num_heads * dim
+    groups, output_rank = config.num_output_groups, config.output_lora_rank
+    shapes: dict[str, Shape] = {
+        "wq_a.weight": (latent, hidden),
+        "q_norm.weight": (latent,),
+        "wq_b.weight": (num_values, latent),
+        "wkv.weight": (dim, hidden),
+        "kv_norm.weight": (dim,),
+        "wo_a.weight": (groups * output_rank, num_values // groups),
+        "wo_b.weight": (hidden, groups * output_rank),
+        "attn_sink": (config.num_heads,),
+    }
+    kind = config.layer_kinds[layer]
+    if kind is LayerKind.WINDOW:
+        return shapes
+    series = 2 if kind is LayerKind.CSA else 1
+    shapes.update(_compressor_shapes("compressor", config.ratio(kind), series, dim, hidden))
+    if kind is LayerKind.CSA:
+        shapes["indexer.wq_b.weight"] = (config.index_heads * config.index_dim, latent)
+        shapes["indexer.weights_proj.weight"] = (config.index_heads, hidden)
+        shapes.update(_compressor_shapes("indexer.compressor", config.csa_ratio, 2, config.index_dim, hidden))
+    return shapes
+
+
+def _compressor_shapes(prefix: str, ratio: int, series: int, dim: int, hidden: int) -> dict[str, Shape]:
+    return {
+        f"{prefix}.wkv.weight": (series * dim, hidden),
+        f"{prefix}.wgate.weight": (series * dim, hidden),
+        f"{prefix}.ape": (ratio, series * dim),
+        f"{prefix}.norm.weight": (dim,),
+    }
+
+
+def _moe_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
+    hidden, width = config.hidden_size, config.expert_dim
+    shapes: dict[str, Shape] = {"gate.weight": (config.num_experts, hidden)}
+    if config.hash_layers[layer]:
+        shapes["gate.tid2eid"] = (config.vocab_size, config.experts_per_token)
+    else:
+        shapes["gate.bias"] = (config.num_experts,)
+    for owner in [f"experts.{expert}" for expert in range(config.num_experts)] + ["shared_experts"]:
+        shapes[f"{owner}.w1.weight"] = (width, hidden)
+        shapes[f"{owner}.w3.weight"] = (width, hidden)
+        shapes[f"{owner}.w2.weight"] = (hidden, width)
+    return shapes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the checkpoint holds of one tensor."""
+
+    name: str  # as stored
+    shape: Shape
+    dtype: str  # safetensors' name
+
+
+def match(config: V4Config, stored: Iterable[Stored]) -> dict[str, str]:
+    """Published name -> stored name of every tensor of the model; draft and image tensors are left out.
+
+    Raises ModelError listing missing, unexpected, misshapen or quantized tensors by name.
+    """
+    expected = expected_shapes(config)
+    found: dict[str, str] = {}
+    unexpected, misshapen, unreadable = [], [], []
+    for item in stored:
+        name = published_name(item.name)
+        if _IGNORED.search(name):
+            continue
+        if name not in expected:
+            unexpected.append(item.name)
+        elif item.dtype not in _FLOATS and not (name.endswith("tid2eid") and item.dtype in ("I32", "I64")):
+            unreadable.append(f"{item.name} ({item.dtype})")
+        elif item.shape != expected[name]:
+            misshapen.append(f"{item.name} {list(item.shape)} instead of {list(expected[name])}")
+        found[name] = item.name
+    problems = [
+        ("quantized or of an unsupported type (supported: float32, bfloat16, float16)", unreadable),
+        ("missing", [name for name in expected if name not in found]),
+        ("unexpected", unexpected),
+        ("of another shape than config.json implies", misshapen),
+    ]
+    lines = [f"{len(names)} tensors {what}: {_listed(names)}" for what, names in problems if names]
+    if lines:
+        raise ModelError("the checkpoint does not fit its config.json; " + "; ".join(lines))
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

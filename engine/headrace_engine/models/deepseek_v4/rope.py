@@ -1,0 +1,38 @@
+"""Rotary tables: frequencies of the two rope kinds, and cos/sin at given positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from headrace_engine.models.deepseek_v4.config import RopeConfig, Yarn
+
+
+def frequencies(config: RopeConfig, rope_dim: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """Angle per position of each pair of dims: [rope_dim / 2] fp32."""
+    steps = torch.arange(0, rope_dim, 2, dtype=torch.float32) / rope_dim
+    plain = 1.0 / config.theta**steps
+    if config.yarn is None:
+        return plain.to(device)
+    ramp = _interpolated_share(config.yarn, config.theta, rope_dim)
+    return (plain * (1 - ramp) + plain / config.yarn.factor * ramp).to(device)
+
+
+def cos_sin(positions: torch.Tensor, inverse_frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """positions [T] -> cos, sin [T, rope_dim / 2], fp32: at a million positions bf16 angles would mean nothing."""
+    angles = positions.float().unsqueeze(1) * inverse_frequencies
+    return angles.cos(), angles.sin()
+
+
+def _interpolated_share(yarn: Yarn, theta: float, rope_dim: int) -> torch.Tensor:
+    """How much of each pair is interpolated: 0 for fast pairs, 1 for slow ones, a ramp between (YaRN, section 3.2)."""
+
+    def pair_of(rotations: float) -> float:
+        """The (fractional) pair that turns `rotations` times over the original context."""
+        return rope_dim * math.log(yarn.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_of(yarn.beta_fast)), 0)
+    high = min(math.ceil(pair_of(yarn.beta_slow)), rope_dim - 1)
+    width = high - low if high != low else 0.001  # a ramp of no width is a step
+    return ((torch.arange(rope_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
