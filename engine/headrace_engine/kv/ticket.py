@@ -18,7 +18,7 @@ from headrace_engine.models.protocol import GroupKind
 MAX_TICKET_BYTES = 8 << 20  # a million blocks' ids; metadata is under a kilobyte
 MAX_METADATA_BYTES = 64 << 10
 MAX_NAME_LENGTH = 256
-MAX_ITEMS = 1 << 22
+MAX_ITEMS = 1 << 20
 MAX_LEASE_SECONDS = 3600.0
 _ADDRESS_END = 1 << 64
 
