@@ -81,7 +81,7 @@ def ensure_controlplane(layout: Layout, progress: Progress) -> Path:
         for component in COMPONENTS:
             (draft / component).symlink_to("controlplane")
 
-    return _build_once(folder, "controlplane-*", build)
+    return build_once(folder, "controlplane-*", build)
 
 
 def ensure_kwok(layout: Layout, progress: Progress) -> Path:
@@ -99,7 +99,7 @@ def ensure_kwok(layout: Layout, progress: Progress) -> Path:
         ]
         (draft / "stages.yaml").write_text("\n---\n".join(path.read_text() for path in stages))
 
-    return _build_once(layout.bin / f"kwok-{KWOK_VERSION}", "kwok-*", build)
+    return build_once(layout.bin / f"kwok-{KWOK_VERSION}", "kwok-*", build)
 
 
 def ensure_helm(layout: Layout, progress: Progress) -> Path:
@@ -122,10 +122,10 @@ def ensure_helm(layout: Layout, progress: Progress) -> Path:
         (draft / "helm").write_bytes(binary)
         (draft / "helm").chmod(0o755)
 
-    return _build_once(layout.bin / f"helm-{HELM_SHA256[:12]}", "helm-*", build) / "helm"
+    return build_once(layout.bin / f"helm-{HELM_SHA256[:12]}", "helm-*", build) / "helm"
 
 
-def _build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path:
+def build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path:
     """Fills a draft folder and renames it when complete, so that an interrupted build is never taken for a finished one."""
     if folder.exists():
         return folder

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from . import binaries
+from . import binaries, images
 from .addresses import NODES
 from .cluster import Cluster
 from .console import ClusterError, Progress
@@ -40,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("kubeconfig", help="print the path of the administrator's kubeconfig")
     commands.add_parser("kubectl-path", help="print the path of kubectl")
     commands.add_parser("helm-path", help="print the path of helm, fetched if it is not there")
-    images = commands.add_parser("images", help="make the images that changed; print their names")
-    images.add_argument("--format", choices=("json", "env"), default="json", help="default: json")
+    make_images = commands.add_parser("images", help="make the images that changed; print their names")
+    make_images.add_argument("--format", choices=("json", "env"), default="json", help="default: json")
     node = commands.add_parser("node", help="what may happen to a machine")
     actions = {
         "kill": "a power cut: every process of the node dies at once",
@@ -100,6 +100,8 @@ def _change(arguments: argparse.Namespace, cluster: Cluster) -> None:
             cluster.down(wipe=arguments.wipe)
         case "images", _:
             cluster.prepare_images()
+            names = images.ensure_all(cluster.layout, cluster.progress)
+            print(json.dumps(names) if arguments.format == "json" else images.as_environment(names))
         case "node", "kill":
             cluster.kill_node(arguments.node)
         case "node", "freeze" | "thaw":

@@ -1,14 +1,35 @@
-"""placeholder"""
+"""The project's images, made without an image store, each tagged with a digest of what it is made from.
+
+    headrace-base             Debian with Python and a C compiler, from debootstrap
+    headrace-torch            base + the engine's dependencies
+    headrace-operator-deps    base + the operator's and the router's dependencies
+    headrace-engine           torch + the source
+    headrace-operator         operator-deps + the source
+
+Only the last two change with the source; their one layer is small, so a change runs in a pod within seconds.
+"""
+
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
+from . import dependencies, rootfs, source
 from .console import Progress
 from .files import digest_of
 from .layers import Image, RunConfig, make_image
 from .layout import Layout
 from .registry import Registry
-import tempfile, shutil
+
+SITE_PACKAGES = "/opt/headrace/site-packages"
+BIN = "/opt/headrace/bin"
+ENVIRONMENT = {
+    "PYTHONPATH": SITE_PACKAGES,
+    "PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONUNBUFFERED": "1",
+}
+
 
 def ensure_pause(binary: Path, layout: Layout) -> Image:
     """The image of every pod's first container: one static binary."""
@@ -19,3 +40,69 @@ def ensure_pause(binary: Path, layout: Layout) -> Image:
             shutil.copy(binary, Path(folder) / "pause")
             make_image(registry, image, None, Path(folder), RunConfig(entrypoint=["/pause"]), layout.cache / "tmp")
     return image
+
+
+def ensure_all(layout: Layout, progress: Progress) -> dict[str, str]:
+    """Makes what is missing; returns image references by the names that others use for them.
+
+    The registry must answer.
+    """
+    maker = _Maker(layout, progress)
+    base = maker.base()
+    torch = maker.dependencies_of("headrace-torch", base, dependencies.ENGINE)
+    operator_deps = maker.dependencies_of("headrace-operator-deps", base, dependencies.OPERATOR)
+    return {
+        "base": str(base),
+        "torch": str(torch),
+        "operator": str(maker.code("headrace-operator", operator_deps, entrypoint="headrace-operator")),
+        "engine": str(maker.code("headrace-engine", torch, entrypoint="headrace-engine")),
+    }
+
+
+def as_environment(names: dict[str, str]) -> str:
+    """Lines for a shell to `source`: HEADRACE_ENGINE_IMAGE=... and so on."""
+    return "\n".join(f"HEADRACE_{name.upper()}_IMAGE={reference}" for name, reference in names.items())
+
+
+class _Maker:
+    """Makes one image at a time, unless the registry has it."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        self._layout = layout
+        self._progress = progress
+        self._registry = Registry()
+        self._scratch = layout.cache / "tmp"
+        self._scratch.mkdir(parents=True, exist_ok=True)
+
+    def base(self) -> Image:
+        image = Image("headrace-base", rootfs.recipe_digest())
+        if not self._has(image):
+            folder = rootfs.ensure(self._layout, self._progress)
+            self._make(image, None, folder, RunConfig(env=ENVIRONMENT, cmd=["bash"]))
+        return image
+
+    def dependencies_of(self, name: str, base: Image, wanted: dependencies.Dependencies) -> Image:
+        image = Image(name, digest_of([base.tag, wanted.digest()]))
+        if not self._has(image):
+            self._progress(f"installing {wanted.name} dependencies (once for each change of {wanted.requirements[0].name})")
+            with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+                site_packages = Path(folder) / SITE_PACKAGES.lstrip("/")
+                dependencies.install(wanted, site_packages)
+                self._make(image, base, Path(folder), RunConfig())
+        return image
+
+    def code(self, name: str, base: Image, *, entrypoint: str) -> Image:
+        image = Image(name, digest_of([base.tag, source.digest()]))
+        if not self._has(image):
+            with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+                source.lay_out(Path(folder), SITE_PACKAGES, BIN)
+                self._make(image, base, Path(folder), RunConfig(entrypoint=[f"{BIN}/{entrypoint}"]))
+        return image
+
+    def _has(self, image: Image) -> bool:
+        return self._registry.has_manifest(image.name, image.tag)
+
+    def _make(self, image: Image, base: Image | None, folder: Path, config: RunConfig) -> None:
+        folder.chmod(0o755)  # the layer's `.` becomes the container's /
+        make_image(self._registry, image, base, folder, config, self._scratch)
+        self._progress(f"made {image}")

@@ -92,8 +92,8 @@ def _make_certificate(pki: Path, identity: Identity) -> None:
     certificate = pki / f"{identity.name}.crt"
     subject = f"/O={identity.organization}/CN={identity.common_name}"
     names = ",".join(identity.serves) or f"DNS:{identity.name}"
-    is_new = write_if_changed(pki / f"{identity.name}.digest", digest_of([subject, names, (pki / "ca.crt").read_bytes()]))
-    if certificate.exists() and not is_new:
+    digest, digest_file = digest_of([subject, names, (pki / "ca.crt").read_bytes()]), pki / f"{identity.name}.digest"
+    if certificate.exists() and digest_file.exists() and digest_file.read_text() == digest:
         return
     key = pki / f"{identity.name}.key"
     _make_key(key)
@@ -106,3 +106,4 @@ def _make_certificate(pki: Path, identity: Identity) -> None:
         f"certificate of {identity.name}",
         input_text=request,
     )
+    write_if_changed(digest_file, digest)

@@ -1,0 +1,44 @@
+"""The ground of every image: a small Debian with Python and a C compiler."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .binaries import build_once
+from .console import Progress, run
+from .files import digest_of
+from .layout import Layout
+
+SUITE = "bookworm"  # its Python is 3.11, the project's
+PACKAGES = (
+    "python3",
+    "ca-certificates",
+    "gcc",  # the engine compiles its CPU kernels for the machine that it runs on
+    "libc6-dev",
+    "libgomp1",
+    "iproute2",  # to look around in a pod
+    "procps",
+)
+# Nobody reads manuals in a container.
+DROPPED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/apt", "var/lib/apt/lists")
+
+
+def recipe_digest() -> str:
+    return digest_of([SUITE, *PACKAGES, *DROPPED])
+
+
+def ensure(layout: Layout, progress: Progress) -> Path:
+    """Makes the folder unless it is there; returns it."""
+
+    def build(draft: Path) -> None:
+        progress(f"installing Debian {SUITE} for images (once; about a minute)")
+        argv = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft]
+        run(argv, "debootstrap", timeout_seconds=900)
+        for folder in DROPPED:
+            shutil.rmtree(draft / folder, ignore_errors=True)
+            (draft / folder).mkdir(parents=True)
+        for device in (draft / "dev").iterdir():  # containers get their own
+            shutil.rmtree(device) if device.is_dir() and not device.is_symlink() else device.unlink()
+
+    return build_once(layout.cache / f"rootfs-{recipe_digest()}", "rootfs-*", build)
