@@ -45,6 +45,7 @@ class Group:
         self.num_live = 0  # legs dispatched and not released
         self.circuit: Circuit = CLOSED
         self.on_trial = False
+        self.last_turn = 0  # the fleet's turn in which it was chosen last
         self._refused_until: dict[str, float] = {}  # KV fingerprint -> monotonic seconds
 
     @property
@@ -63,7 +64,15 @@ class Group:
 
     def candidate(self, now: float, fingerprint: str | None) -> Candidate:
         refuses = fingerprint is not None and now < self._refused_until.get(fingerprint, 0.0)
-        return Candidate(self.url, self.num_live, self.endpoint.ready, self.circuit, self.on_trial, refuses)
+        return Candidate(
+            self.url,
+            num_live=self.num_live,
+            last_turn=self.last_turn,
+            ready=self.endpoint.ready,
+            circuit=self.circuit,
+            on_trial=self.on_trial,
+            refuses=refuses,
+        )
 
 
 class Charge:
@@ -144,14 +153,15 @@ class Fleet:
         fingerprint: str | None = None,
     ) -> Charge:
         """Choose a group of `role` and charge it with one leg. Raises NoGroup."""
-        name = self._choose(role, tried, avoid, fingerprint)
+        group = self._groups[role][self._choose(role, tried, avoid, fingerprint)]
         self._turn += 1
-        return Charge(self._groups[role][name])
+        group.last_turn = self._turn
+        return Charge(group)
 
     def _choose(self, role: Role, tried: Collection[str], avoid: Collection[str], fingerprint: str | None) -> str:
         now = self._clock()
         candidates = [group.candidate(now, fingerprint) for group in self._groups[role].values()]
-        choice = choose(candidates, now=now, turn=self._turn, tried=tried, avoid=avoid)
+        choice = choose(candidates, now=now, tried=tried, avoid=avoid)
         if not isinstance(choice, Choice):
             raise NoGroup(role, choice)
         return choice.name

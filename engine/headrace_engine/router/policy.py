@@ -1,4 +1,4 @@
-"""Which group takes a request: the fewest live requests, ties in rotation. Pure: `now` and all counts are passed in.
+"""Which group takes a request: the fewest live requests, among equals the one that has waited longest. Pure.
 
 A group in lock step is as slow as its fullest rank, so equal request counts are the right first key for decode; the
 same key keeps prefill queues short. A group that could not be reached cools down for a short while that doubles with
@@ -43,12 +43,14 @@ CLOSED = Circuit()
 class Candidate:
     """One group as the policy sees it.
 
+    last_turn: when it was chosen last, counted in choices; the smallest goes first among equals.
     on_trial: the one request that a group gets after a cool-down is under way.
     refuses: the group has told that it cannot take this request's KV (another KV fingerprint).
     """
 
     name: str
     num_live: int = 0
+    last_turn: int = 0
     ready: bool = True
     circuit: Circuit = CLOSED
     on_trial: bool = False
@@ -72,7 +74,6 @@ def choose(
     candidates: Sequence[Candidate],
     *,
     now: float,
-    turn: int,
     tried: Collection[str] = (),
     avoid: Collection[str] = (),
 ) -> Choice | NoChoice:
@@ -80,15 +81,12 @@ def choose(
 
     tried: groups that failed this request; never chosen again for it.
     avoid: groups that took part in a failed attempt without being at fault; chosen only when no other is left.
-    turn: a number that the caller raises by one with every choice; rotates through ties.
     """
     usable = [c for c in candidates if _obstacle(c, now, tried) is None]
     if not usable:
         return _explain(candidates, now, tried)
     preferred = [c for c in usable if c.name not in avoid] or usable
-    fewest = min(c.num_live for c in preferred)
-    ties = sorted(c.name for c in preferred if c.num_live == fewest)
-    return Choice(ties[turn % len(ties)])
+    return Choice(min(preferred, key=lambda c: (c.num_live, c.last_turn, c.name)).name)
 
 
 def _obstacle(candidate: Candidate, now: float, tried: Collection[str]) -> str | None:

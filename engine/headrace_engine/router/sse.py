@@ -51,7 +51,7 @@ def ends_properly(events: bytes) -> bool:
         payload = msgspec.json.decode(data)
     except msgspec.DecodeError:
         return False
-    return isinstance(payload, dict) and "error" in payload
+    return isinstance(payload, dict) and bool(payload.get("error"))
 
 
 class EventReader:
