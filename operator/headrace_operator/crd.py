@@ -65,9 +65,14 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any], path: str)
     if isinstance(extra, Mapping):
         result["additionalProperties"] = _convert(extra, definitions, f"{path}{{}}")
     if "default" in node and node["default"] is not None:
-        # Objects default to {}: the API server then fills their own fields' defaults in.
-        result["default"] = {} if isinstance(node["default"], Mapping) else node["default"]
+        # An object's default repeats its fields' defaults: rules are checked against it before those are filled in.
+        is_object = isinstance(node["default"], Mapping)
+        result["default"] = _defaults_of(result.get("properties", {})) if is_object else node["default"]
     return result
+
+
+def _defaults_of(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: child["default"] for name, child in properties.items() if "default" in child}
 
 
 def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> dict[str, Any]:

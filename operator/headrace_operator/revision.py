@@ -11,7 +11,8 @@ import hashlib
 import json
 from typing import Any, Self
 
-from headrace_operator.api import Engine, Model, Parallelism, Spec, Transfer
+from headrace_operator.api import Parallelism, Spec
+from headrace_operator.api_engine import Engine, Model, Transfer
 from headrace_operator.api_pods import PodTemplate, RoleResources
 from headrace_operator.names import REVISION_LENGTH
 from headrace_operator.rules import RuledModel

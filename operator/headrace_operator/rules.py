@@ -54,7 +54,7 @@ class RuledModel(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler.resolve_ref_schema(handler(core_schema))
-        rules = [*cls.rules, *cls.transition_rules]
+        rules: list[Rule | TransitionRule] = [*cls.rules, *cls.transition_rules]
         if rules:
             schema[VALIDATIONS_KEY] = [{"rule": rule.cel, "message": rule.message} for rule in rules]
         return schema

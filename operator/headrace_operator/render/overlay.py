@@ -1,7 +1,7 @@
 """Merging a user's pod overlay over a rendered pod. Pure.
 
-Maps are merged key by key; lists whose items all have a name (containers, env, volumes) or a mountPath are merged by it;
-any other value is replaced. A null removes the rendered value.
+Maps are merged key by key; lists whose items all have a name (containers, env, volumes) or a mountPath are merged by
+it; any other value is replaced. A null removes the rendered value.
 """
 
 from __future__ import annotations

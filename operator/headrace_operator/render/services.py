@@ -53,10 +53,9 @@ def _headless(
     return stamped({"apiVersion": "v1", "kind": "Service", "metadata": metadata(owner, name, labels), "spec": spec})
 
 
-def controller_revision(
-    owner: Owner, role: str, revision: str, template: RoleTemplate, generation: int
-) -> dict[str, Any]:
-    """The template of a revision, with the engine image that it began with. Written once, never changed."""
+def controller_revision(owner: Owner, role: str, revision: str, template: RoleTemplate, number: int) -> dict[str, Any]:
+    """The template of a revision, with the engine image that it began with. Written once, never changed;
+    `number` is the generation of the resource that first had it."""
     body = {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -66,6 +65,6 @@ def controller_revision(
             names.revision_labels(owner.name, role, revision),
         ),
         "data": template.as_written(),
-        "revision": generation,
+        "revision": number,
     }
     return stamped(body)

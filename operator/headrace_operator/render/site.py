@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace_operator import names
-from headrace_operator.api import ModelSource
+from headrace_operator.api_engine import ModelSource
 
 MODEL_MOUNT = "/model"  # where a cluster's pods see the checkpoint's volume
 

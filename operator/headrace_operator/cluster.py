@@ -1,0 +1,212 @@
+"""The only file that talks to the API server (watches excepted: kopf keeps those).
+
+Writes are server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
+dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic.client import DynamicClient
+from kubernetes.aio.dynamic.resource import Resource
+
+from headrace_operator import metrics, names
+from headrace_operator.workqueue import ExpectedError
+
+Body = dict[str, Any]
+
+REQUEST_TIMEOUT_SECONDS = 30
+MAX_PARALLEL_REQUESTS = 32
+
+# Kind of every child, and the resource itself: (API group, version, plural).
+RESOURCES: dict[str, tuple[str, str, str]] = {
+    "Pod": ("", "v1", "pods"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "ControllerRevision": ("apps", "v1", "controllerrevisions"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
+}
+CHILD_KINDS = tuple(kind for kind in RESOURCES if kind != names.KIND)
+CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+
+
+class ClusterError(ExpectedError):
+    """The API server could not be asked, or failed: worth a retry."""
+
+
+class Refused(ClusterError):
+    """The API server said no to this very object (quota, permission, validation): a retry alone changes nothing."""
+
+
+class NameTaken(Refused):
+    """An object of that name exists and belongs to someone else."""
+
+
+class Cluster:
+    """Reads and writes of the API server. Make one with `connect()`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+        self._dynamic = DynamicClient(api)  # type: ignore[no-untyped-call]
+        self._slots = asyncio.Semaphore(MAX_PARALLEL_REQUESTS)
+
+    async def apply(self, body: Body) -> Body:
+        """Server-side apply of a child; returns the object as stored. Raises Refused or ClusterError."""
+        return await self._call(
+            "apply",
+            body["kind"],
+            "server_side_apply",
+            body=body,
+            namespace=body["metadata"]["namespace"],
+            field_manager=names.MANAGER,
+            force_conflicts=True,
+        )
+
+    async def apply_status(self, namespace: str, name: str, uid: str, status: Body) -> Body | None:
+        """Server-side apply of the resource's status; None if it (with this uid) is gone."""
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": status,
+        }
+        try:
+            return await self._call(
+                "apply_status",
+                names.KIND,
+                "server_side_apply",
+                subresource="status",
+                body=body,
+                namespace=namespace,
+                field_manager=names.MANAGER,
+                force_conflicts=True,
+            )
+        except _Gone:
+            return None
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        try:
+            return await self._call("get", kind, "get", name=name, namespace=namespace)
+        except _Gone:
+            return None
+
+    async def list_children(self, kind: str, namespace: str | None) -> list[Body]:
+        """All objects of a kind that carry our label, from the API server's cache."""
+        listed = await self._call(
+            "list", kind, "get", namespace=namespace, label_selector=CHILD_SELECTOR, resource_version="0"
+        )
+        return list(listed.get("items") or [])
+
+    async def list_deployments(self, namespace: str | None) -> list[Body]:
+        listed = await self._call("list", names.KIND, "get", namespace=namespace)
+        return list(listed.get("items") or [])
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> Body | None:
+        """Delete this very object; None if it is gone, or if another one has taken its name."""
+        options: Body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        try:
+            return await self._call("delete", kind, "delete", name=name, namespace=namespace, body=options)
+        except _Gone:
+            return None
+
+    async def create_event(self, event: Body) -> None:
+        """Post an event; losing one is not worth failing for, so the caller need not retry."""
+        await self._call("create", "Event", "create", body=event, namespace=event["metadata"]["namespace"])
+
+    async def is_served(self) -> bool:
+        """Whether the API server knows our resource yet."""
+        try:
+            await self._call("list", names.KIND, "get", limit=1)
+        except _Gone:
+            return False
+        except Refused:
+            return True  # not allowed cluster-wide, but known
+        return True
+
+    async def _call(
+        self, verb: str, kind: str, method: str, *, subresource: str | None = None, **arguments: Any
+    ) -> Body:
+        """One request, counted, bounded in time and number, its failure made one of this module's errors."""
+        resource = self._resource(kind)
+        target = resource.subresources[subresource] if subresource else resource
+        metrics.API_CALLS.labels(verb=verb, kind=kind).inc()
+        async with self._slots:
+            try:
+                response = await getattr(target, method)(
+                    serialize=False, _request_timeout=REQUEST_TIMEOUT_SECONDS, **arguments
+                )
+                return dict(await response.json())
+            except ApiException as error:
+                raise _translated(error, verb, kind, arguments) from error
+            except (TimeoutError, OSError) as error:  # aiohttp's connection errors are OSErrors too
+                raise ClusterError(f"{verb} {kind}: {type(error).__name__}: {error}") from error
+
+    def _resource(self, kind: str) -> Resource:
+        group, version, plural = RESOURCES.get(kind, ("", "v1", f"{kind.lower()}s"))
+        return Resource(  # type: ignore[no-untyped-call]
+            prefix="apis" if group else "api",
+            group=group,
+            api_version=version,
+            kind=kind,
+            namespaced=True,
+            name=plural,
+            client=self._dynamic,
+            subresources={"status": {"name": f"{plural}/status", "kind": kind, "namespaced": True}},
+        )
+
+
+class _Gone(ClusterError):
+    """404, or a precondition on the uid that no longer holds."""
+
+
+def _translated(error: ApiException, verb: str, kind: str, arguments: Body) -> ClusterError:
+    name = arguments.get("name") or (arguments.get("body") or {}).get("metadata", {}).get("name", "")
+    message = f"{verb} {kind} {name}: {_status_message(error)}"
+    if error.status == 404 and verb in ("get", "delete", "apply_status", "list"):
+        return _Gone(message)
+    if error.status == 409 and verb in ("delete", "apply_status"):
+        return _Gone(message)
+    if error.status is not None and 400 <= error.status < 500 and error.status not in (408, 409, 429):
+        return Refused(message)
+    return ClusterError(message)
+
+
+def _status_message(error: ApiException) -> str:
+    """The sentence of the API server's Status object, or what there is instead."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+
+
+@asynccontextmanager
+async def connect() -> AsyncIterator[Cluster]:
+    """A client with the pod's service account, or else with KUBECONFIG. Closed at the end."""
+    configuration = client.Configuration()
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS
+    async with client.ApiClient(configuration) as api:
+        yield Cluster(api)

@@ -1,0 +1,195 @@
+"""One deployment's next step: what to apply, what to delete, and what to say. Pure.
+
+Reads the parsed resource and what was observed; never asks the API server. `reconcile.py` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_status import Status
+from headrace_operator.drift import has_drifted
+from headrace_operator.groups import Rebuild, RoleState
+from headrace_operator.observe import Observed, epoch_seconds
+from headrace_operator.render.objects import Owner
+from headrace_operator.render.pods import engine_pod
+from headrace_operator.render.router import router_objects
+from headrace_operator.render.services import controller_revision, group_service, role_service
+from headrace_operator.revision import RoleTemplate
+from headrace_operator.rollout import Deletion, Note, RolePlan, plan_role
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Images for resources that name none."""
+
+    engine_image: str
+    router_image: str
+
+
+@dataclass(frozen=True)
+class Application:
+    """Apply `body`. `is_new`: no child of that name is known, so the name must be free or ours."""
+
+    body: Body
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class ChildDeletion:
+    """Delete one child that is not a pod of a group."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next step of one deployment; nothing in it means that it is as wanted."""
+
+    plans: Mapping[str, RolePlan]  # by role, in the spec's order; removed roles too
+    revisions: Mapping[str, str]  # wanted revision by role
+    apply: tuple[Application, ...]
+    delete_pods: tuple[Deletion, ...]
+    delete_children: tuple[ChildDeletion, ...]
+    notes: tuple[Note, ...]
+    taken: tuple[str, ...]  # "Kind name" of wanted objects that belong to someone else
+
+    @property
+    def wait_seconds(self) -> float | None:
+        return min((p.wait_seconds for p in self.plans.values() if p.wait_seconds is not None), default=None)
+
+
+def decide(
+    deployment: DisaggDeployment, observed: Observed, status: Status, defaults: Defaults, now: float
+) -> Decision:
+    """The next step towards `deployment`, from what was observed and noted in its status."""
+    owner = Owner.of(deployment)
+    templates = dict(observed.templates)
+    revisions: dict[str, str] = {}
+    for role in deployment.spec.roles:
+        template = RoleTemplate.of(deployment.spec, role.name)
+        revisions[role.name] = template.revision
+        templates.setdefault((role.name, template.revision), template.with_image(defaults.engine_image))
+    plans = {
+        name: plan_role(_role_state(name, deployment, observed, status, templates, revisions), now)
+        for name in _role_names(deployment, observed)
+    }
+    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, observed, defaults)
+    desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
+    applications, repairs = _applications(wanted, observed)
+    return Decision(
+        plans=plans,
+        revisions=revisions,
+        apply=tuple(applications),
+        delete_pods=tuple(
+            [d for plan in plans.values() for d in plan.delete]
+            + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
+        ),
+        delete_children=tuple(_pruned(observed, desired)),
+        notes=tuple([note for plan in plans.values() for note in plan.notes] + repairs),
+        taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
+    )
+
+
+def _role_names(deployment: DisaggDeployment, observed: Observed) -> list[str]:
+    wanted = [role.name for role in deployment.spec.roles]
+    removed = sorted({key.role for key in observed.groups} - set(wanted))
+    return [*wanted, *removed]
+
+
+def _role_state(
+    name: str,
+    deployment: DisaggDeployment,
+    observed: Observed,
+    status: Status,
+    templates: Mapping[tuple[str, str], RoleTemplate],
+    revisions: Mapping[str, str],
+) -> RoleState:
+    role = deployment.spec.role(name)
+    return RoleState(
+        role=name,
+        revision=revisions.get(name, ""),
+        replicas=role.replicas if role else 0,
+        groups={key: pods for key, pods in observed.groups.items() if key.role == name},
+        sizes={rev: template.parallelism.num_pods for (of, rev), template in templates.items() if of == name},
+        rebuilds={
+            rebuild.group: Rebuild(
+                rebuild.revision, rebuild.failures, epoch_seconds(rebuild.last_time), rebuild.message
+            )
+            for rebuild in status.rebuilds
+            if rebuild.role == name
+        },
+    )
+
+
+def _wanted_objects(
+    deployment: DisaggDeployment,
+    owner: Owner,
+    templates: Mapping[tuple[str, str], RoleTemplate],
+    revisions: Mapping[str, str],
+    plans: Mapping[str, RolePlan],
+    observed: Observed,
+    defaults: Defaults,
+) -> list[Body]:
+    """Every object that should exist after this step, those first that others need. Pods that are kept are included."""
+    bodies: list[Body] = []
+    pods: list[Body] = []
+    leaving = {deletion.pod_name for plan in plans.values() for deletion in plan.delete}
+    for role, plan in plans.items():
+        in_use = {key.revision for key in observed.groups if key.role == role}
+        in_use |= {rebuild.revision for _, rebuild in plan.rebuilds} | {revisions.get(role, "")}
+        for revision in sorted(in_use):
+            template = templates.get((role, revision))
+            if template:
+                stored = observed.children.get(("ControllerRevision", names.revision_name(owner.name, role, revision)))
+                number = int(stored["revision"]) if stored else deployment.metadata.generation
+                bodies.append(controller_revision(owner, role, revision, template, number))
+                bodies.append(group_service(owner, role, revision))
+        if role in revisions:
+            bodies.append(role_service(owner, role))
+        pods += [
+            engine_pod(owner, creation.key, index, templates[creation.key.role, creation.key.revision])
+            for creation in plan.create
+            for index in creation.pods
+        ]
+        for key, members in observed.groups.items():
+            template = templates.get((role, key.revision))
+            if key.role == role and template:
+                pods += [
+                    engine_pod(owner, key, pod.index, template)
+                    for pod in members
+                    if not pod.is_terminating and pod.name not in leaving
+                ]
+    return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
+
+
+def _applications(wanted: list[Body], observed: Observed) -> tuple[list[Application], list[Note]]:
+    applications, notes = [], []
+    for body in wanted:
+        key = (body["kind"], body["metadata"]["name"])
+        if key in observed.strangers:
+            continue
+        live = observed.children.get(key)
+        if live is None:
+            applications.append(Application(body, is_new=True))
+        elif live["metadata"].get("deletionTimestamp") is None and has_drifted(live, body):
+            applications.append(Application(body, is_new=False))
+            notes.append(Note("ChildApplied", f"{key[0]} {key[1]} is brought back to what is wanted"))
+    return applications, notes
+
+
+def _pruned(observed: Observed, desired: Mapping[tuple[str, str], Body]) -> list[ChildDeletion]:
+    """Children that nothing wants any more. Pods of groups are the plans' business."""
+    return [
+        ChildDeletion(kind, name, body["metadata"]["uid"])
+        for (kind, name), body in sorted(observed.children.items())
+        if kind != "Pod" and (kind, name) not in desired and body["metadata"].get("deletionTimestamp") is None
+    ]

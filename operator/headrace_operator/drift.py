@@ -1,0 +1,90 @@
+"""Does a live object still hold what we would apply? Pure.
+
+An object is applied again if it was rendered otherwise before (its stamp differs) or if a field of ours was changed.
+Fields that others added, and those that the API server fills in, do not count. No drift means no request at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from headrace_operator import names
+
+Body = Mapping[str, Any]
+
+# Kinds that are written once: a new render of a pod is a new revision's business, never a patch.
+WRITTEN_ONCE = ("Pod", "ControllerRevision")
+# Within these an added key changes the meaning of ours.
+_EXACT = ("selector", "matchLabels")
+_QUANTITIES = ("requests", "limits")
+_SUFFIXES = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal("1e3"), "M": Decimal("1e6"),
+    "G": Decimal("1e9"), "T": Decimal("1e12"), "P": Decimal("1e15"), "E": Decimal("1e18"), "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+
+
+def has_drifted(live: Body, desired: Body) -> bool:
+    """Whether `desired` must be applied over `live`."""
+    if desired["kind"] in WRITTEN_ONCE:
+        return _same_stamp(live, desired) and not _metadata_holds(live, desired)
+    return _stamp(live) != _stamp(desired) or not holds(
+        {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live
+    )
+
+
+def _stamp(body: Body) -> str | None:
+    annotations = body["metadata"].get("annotations") or {}
+    return annotations.get(names.ANNOTATION_APPLIED)
+
+
+def _same_stamp(live: Body, desired: Body) -> bool:
+    """Another version's render cannot be applied over a pod, so only what we ourselves would render is repaired."""
+    return _stamp(live) in (None, _stamp(desired))
+
+
+def _metadata_holds(live: Body, desired: Body) -> bool:
+    kept = ("labels", "annotations")
+    wanted = {key: value for key, value in desired["metadata"].items() if key in kept}
+    return holds(wanted, live["metadata"])
+
+
+def holds(desired: Any, live: Any, key: str = "") -> bool:
+    """Whether everything in `desired` is in `live`, at the same place and with the same meaning."""
+    if desired in (None, {}, []):
+        return not live or key not in _EXACT
+    if isinstance(desired, Mapping):
+        if not isinstance(live, Mapping) or (key in _EXACT and set(live) != set(desired)):
+            return False
+        as_quantity = key in _QUANTITIES
+        return all(
+            (_quantity(value) == _quantity(live.get(name))) if as_quantity else holds(value, live.get(name), name)
+            for name, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return isinstance(live, list) and _list_holds(desired, live)
+    return bool(desired == live)
+
+
+def _list_holds(desired: list[Any], live: list[Any]) -> bool:
+    if all(isinstance(item, Mapping) and "name" in item for item in [*desired, *live]):
+        by_name = {item["name"]: item for item in live}
+        return all(holds(item, by_name.get(item["name"])) for item in desired)
+    return len(desired) == len(live) and all(map(holds, desired, live))
+
+
+def _quantity(value: Any) -> Any:
+    """A Kubernetes quantity as a number, so that 1000m equals 1; anything else as it is."""
+    text = str(value)
+    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+        if text.endswith(suffix):
+            text, factor = text.removesuffix(suffix), _SUFFIXES[suffix]
+            break
+    else:
+        factor = Decimal(1)
+    try:
+        return Decimal(text) * factor
+    except InvalidOperation:
+        return value

@@ -1,0 +1,70 @@
+"""kopf, used level-triggered: indices of what exists, and events that only say which deployment to look at.
+
+All handlers are coroutines: kopf would run plain functions in threads. Nothing else of kopf is used: its handlers for
+creation, update, deletion, timers and daemons would write finalizers and annotations into the resources and keep state
+there; see `reconcile.py` for what happens instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+
+from headrace_operator import names
+from headrace_operator.cluster import CHILD_KINDS, CHILD_SELECTOR, RESOURCES
+from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX, key_of_child, slim
+from headrace_operator.workqueue import Key, WorkQueue
+
+
+def build_registry(queue: WorkQueue) -> kopf.OperatorRegistry:
+    """All handlers: one index and one event handler per kind, and the log-in."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**kwargs: Any) -> Any:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, id=DEPLOYMENTS_INDEX, registry=registry)
+    async def index_deployment(body: kopf.Body, namespace: str | None, name: str, **_: Any) -> dict[Key, Any]:
+        return {Key(namespace or "", name): slim(body, names.KIND)}
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def deployment_changed(namespace: str | None, name: str, **_: Any) -> None:
+        queue.add(Key(namespace or "", name))
+
+    for kind in CHILD_KINDS:
+        _watch_children(registry, queue, kind)
+    return registry
+
+
+def _watch_children(registry: kopf.OperatorRegistry, queue: WorkQueue, kind: str) -> None:
+    selector = RESOURCES[kind]
+    label = {names.LABEL_MANAGED_BY: names.MANAGER}
+
+    @kopf.index(*selector, id=CHILDREN_INDEX.format(kind=kind), labels=label, registry=registry)
+    async def index_child(body: kopf.Body, **_: Any) -> dict[Key, Any] | None:
+        key = key_of_child(body)
+        return {key: slim(body, kind)} if key else None
+
+    @kopf.on.event(*selector, labels=label, registry=registry)
+    async def child_changed(body: kopf.Body, **_: Any) -> None:
+        key = key_of_child(body)
+        if key:
+            queue.add(key)
+
+
+def settings() -> kopf.OperatorSettings:
+    """Timeouts that notice a dead watch, and nothing posted or stored by kopf itself."""
+    result = kopf.OperatorSettings()
+    result.peering.standalone = True
+    result.posting.enabled = False
+    result.scanning.disabled = True  # needs no rights on namespaces and CRDs; main.py waits for the CRD
+    result.watching.server_timeout = 300
+    result.watching.client_timeout = 310
+    result.watching.connect_timeout = 30
+    result.watching.chunk_size = 500
+    result.networking.request_timeout = 30
+    for kind in CHILD_KINDS:
+        result.watching.label_selectors[RESOURCES[kind]] = CHILD_SELECTOR
+    return result

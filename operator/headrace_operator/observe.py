@@ -1,0 +1,184 @@
+"""From the API server's objects to the planner's data. Pure: dicts in, frozen data out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace_operator import names
+from headrace_operator.groups import GroupKey, Pod, Trouble
+from headrace_operator.revision import RoleTemplate
+
+Body = Mapping[str, Any]
+
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_MAX_MESSAGE = 1024
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A deployment's children, by (kind, name). `strangers` bear our labels but have another owner, or none."""
+
+    children: Mapping[tuple[str, str], Body]
+    strangers: frozenset[tuple[str, str]]
+    groups: Mapping[GroupKey, tuple[Pod, ...]]
+    templates: Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
+    misnamed: tuple[Pod, ...] = field(default=())  # our pods whose labels no longer fit their name
+
+
+def observe(deployment: str, uid: str, objects: Iterable[Body]) -> Observed:
+    """Sort the objects that are labelled as `deployment`'s; only those whose controller is `uid` are its children."""
+    children: dict[tuple[str, str], Body] = {}
+    strangers: set[tuple[str, str]] = set()
+    for body in objects:
+        key = (body["kind"], body["metadata"]["name"])
+        if controller_uid(body) == uid:
+            children[key] = body
+        elif body["kind"] != "Pod" or names.LABEL_GROUP in _labels(body):  # the router's pods are its Deployment's
+            strangers.add(key)
+    groups: dict[GroupKey, list[Pod]] = {}
+    misnamed = []
+    for (kind, _), body in children.items():
+        if kind != "Pod":
+            continue
+        place = _place(deployment, body)
+        if place is None:
+            misnamed.append(_pod(body, 0))
+            continue
+        group, index = place
+        groups.setdefault(group, []).append(_pod(body, index))
+    return Observed(
+        children=children,
+        strangers=frozenset(strangers),
+        groups={key: tuple(sorted(pods, key=lambda pod: pod.index)) for key, pods in groups.items()},
+        templates=_templates(children),
+        misnamed=tuple(misnamed),
+    )
+
+
+def controller_uid(body: Body) -> str | None:
+    """uid of the object that controls this one."""
+    for reference in body["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return str(reference.get("uid"))
+    return None
+
+
+def _labels(body: Body) -> Mapping[str, str]:
+    return body["metadata"].get("labels") or {}
+
+
+def _place(deployment: str, body: Body) -> tuple[GroupKey, int] | None:
+    labels = _labels(body)
+    try:
+        key = GroupKey(labels[names.LABEL_ROLE], labels[names.LABEL_REVISION], int(labels[names.LABEL_GROUP]))
+        index = int(labels[names.LABEL_POD_INDEX])
+    except (KeyError, ValueError):
+        return None
+    expected = names.pod_name(deployment, key.role, key.revision, key.index, index)
+    return (key, index) if body["metadata"]["name"] == expected else None
+
+
+def _templates(children: Mapping[tuple[str, str], Body]) -> dict[tuple[str, str], RoleTemplate]:
+    """Stored templates that can still be read; groups of others cannot be made again, only replaced."""
+    templates = {}
+    for (kind, _), body in children.items():
+        if kind != "ControllerRevision":
+            continue
+        labels = _labels(body)
+        place = (labels.get(names.LABEL_ROLE, ""), labels.get(names.LABEL_REVISION, ""))
+        try:
+            templates[place] = RoleTemplate.model_validate(body.get("data"), extra="ignore")
+        except ValidationError:
+            continue
+    return templates
+
+
+def _pod(body: Body, index: int) -> Pod:
+    status = body.get("status") or {}
+    deletion = body["metadata"].get("deletionTimestamp")
+    return Pod(
+        name=body["metadata"]["name"],
+        uid=body["metadata"]["uid"],
+        index=index,
+        phase=status.get("phase", "Pending"),
+        is_ready=_condition(status, "Ready").get("status") == "True",
+        deadline=epoch_seconds(deletion) if deletion else None,
+        is_edited=_is_edited(body),
+        trouble=pod_trouble(body),
+    )
+
+
+def _is_edited(body: Body) -> bool:
+    """Whether someone else changed a container's image in place: the only edit of a pod that changes what runs.
+
+    Not compared with what we would render, because admission may rightly rewrite images (a mirror); but a change after
+    creation raises the pod's generation and is signed in managedFields.
+    """
+    if int(body["metadata"].get("generation") or 1) <= 1:
+        return False
+    for entry in body["metadata"].get("managedFields") or ():
+        containers = ((entry.get("fieldsV1") or {}).get("f:spec") or {}).get("f:containers") or {}
+        if entry.get("manager") != names.MANAGER and any("f:image" in fields for fields in containers.values()):
+            return True
+    return False
+
+
+def pod_trouble(body: Body) -> Trouble | None:
+    """Why a pod is not ready, or None if it is."""
+    name = body["metadata"]["name"]
+    status = body.get("status") or {}
+    if _condition(status, "Ready").get("status") == "True":
+        return None
+    containers = status.get("containerStatuses") or []
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return Trouble(names.REASON_CRASH_LOOP, _end_message(name, status, containers))
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return Trouble(names.REASON_UNSCHEDULABLE, _shortened(f"pod {name}: {scheduled.get('message', 'no node')}"))
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        text = _shortened(f"pod {name}: {reason}: {waiting.get('message', '')}".rstrip(": "))
+        if reason in _PULL_REASONS:
+            return Trouble(names.REASON_IMAGE_PULL, text)
+        if reason in _CONFIG_REASONS:
+            return Trouble(names.REASON_CANNOT_START, text)
+    if any(container.get("started") and not container.get("ready") for container in containers):
+        return Trouble(names.REASON_PROBE_FAILING, f"pod {name} has started but its readiness probe fails")
+    return Trouble(names.REASON_STARTING, f"pod {name} is starting")
+
+
+def _end_message(pod: str, status: Body, containers: Iterable[Body]) -> str:
+    """How a pod ended: exit code and reason first, the container's last words after a line break."""
+    for container in containers:
+        ended = (container.get("state") or {}).get("terminated")
+        if ended:
+            reason = ended.get("reason") or "Error"
+            head = f"pod {pod}: container {container['name']} exited with code {ended.get('exitCode')} ({reason})"
+            tail = str(ended.get("message") or "").strip()
+            room = _MAX_MESSAGE - len(head)
+            return f"{head}\n{tail[-room:]}" if tail else head
+    reason = status.get("reason") or status.get("phase")
+    return _shortened(f"pod {pod} ended: {reason}: {status.get('message', '')}".rstrip(": "))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 3]}..."
+
+
+def _condition(status: Body, kind: str) -> Body:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == kind:
+            return dict(condition)
+    return {}
+
+
+def epoch_seconds(timestamp: str) -> float:
+    """Seconds since 1970 of a Kubernetes time."""
+    return datetime.fromisoformat(timestamp).timestamp()

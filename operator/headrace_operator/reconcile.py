@@ -1,0 +1,209 @@
+"""One pass over one deployment: observe, decide, act, write the status once, then post events.
+
+A pass starts from what exists, keeps nothing between passes but what it is still waiting to see, and may be run at any
+time: with nothing to do it makes no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace_operator import metrics, names
+from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_status import Status
+from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
+from headrace_operator.decide import Application, Decision, Defaults, decide
+from headrace_operator.expectations import Expectations
+from headrace_operator.observe import controller_uid, observe
+from headrace_operator.rollout import Note
+from headrace_operator.status import as_applied, invalid_status, status_of, timestamp
+from headrace_operator.store import Store
+from headrace_operator.workqueue import Key
+
+logger = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+
+# How long to wait for the watches to show the last writes before looking again; events usually come first.
+LAG_SECONDS = 0.25
+
+
+class Reconciler:
+    """Carries out what `decide` says, for all deployments; the queue gives each key to one task at a time."""
+
+    def __init__(
+        self, store: Store, cluster: Cluster, defaults: Defaults, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._defaults = defaults
+        self._clock = clock
+        self._expectations: dict[Key, Expectations] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
+        started = time.monotonic()
+        result = "error"
+        try:
+            wait = await self._pass(key)
+            result = "ok"
+            return wait
+        except Refused:
+            result = "refused"
+            raise
+        finally:
+            metrics.RECONCILE_SECONDS.labels(result=result).observe(time.monotonic() - started)
+
+    async def _pass(self, key: Key) -> float | None:
+        raw = self._store.deployment(key)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            self._expectations.pop(key, None)  # garbage collection does the rest
+            return None
+        objects = self._store.children(key)
+        now = self._clock()
+        expected = self._expectations.get(key)
+        if expected:
+            shown = {(body["kind"], body["metadata"]["name"]): body for body in [*objects, raw]}
+            if not expected.are_met(shown, now):
+                return LAG_SECONDS
+        self._expectations[key] = expected = Expectations()
+        before = _status_before(raw)
+        try:
+            deployment = DisaggDeployment.from_stored(raw)
+        except ValidationError as error:
+            problem = describe_problems(error)
+            status = invalid_status(before, raw["metadata"]["generation"], problem, now)
+            if await self._write_status(raw, status, expected):
+                await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
+            return None
+        observed = observe(key.name, deployment.metadata.uid, objects)
+        decision = decide(deployment, observed, before, self._defaults, now)
+        refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
+        status = status_of(deployment, observed, decision, before, refusals, now)
+        await self._write_status(raw, status, expected)
+        await self._post(raw, decision.notes)
+        if failure:
+            raise failure
+        return decision.wait_seconds
+
+    async def _act(
+        self, key: Key, uid: str, decision: Decision, expected: Expectations
+    ) -> tuple[list[str], ClusterError | None]:
+        """Deletes and applies at once where order does not matter; what failed does not stop the rest."""
+        namespace = key.namespace
+        deletions = [
+            self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
+        ] + [self._delete(d.kind, namespace, d.name, d.uid, None, expected) for d in decision.delete_children]
+        # Pods last: they need their Services, and what they were made from must be stored before they exist.
+        first = [a for a in decision.apply if a.body["kind"] != "Pod"]
+        pods = [a for a in decision.apply if a.body["kind"] == "Pod"]
+        outcomes: list[Any] = []
+        for batch in (
+            [*deletions, *(self._apply(application, uid, expected) for application in first)],
+            [self._apply(application, uid, expected) for application in pods],
+        ):
+            outcomes += await asyncio.gather(*batch, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ClusterError):
+                raise outcome
+        refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
+        return refusals, failures[0] if failures else None
+
+    async def _apply(self, application: Application, uid: str, expected: Expectations) -> None:
+        body = application.body
+        kind, metadata = body["kind"], body["metadata"]
+        # A pod that is not ours cannot be taken over (its spec is fixed); any other kind could be, silently.
+        if application.is_new and kind != "Pod":
+            existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
+            if existing is not None and controller_uid(existing) != uid:
+                raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
+        expected.wrote({"kind": kind, **await self._cluster.apply(body)}, self._clock())
+
+    async def _delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None, expected: Expectations
+    ) -> None:
+        if await self._cluster.delete(kind, namespace, name, uid, grace_seconds) is not None:
+            expected.removed(kind, name, uid, self._clock())
+
+    async def _write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
+        """Write the status if it says anything new."""
+        wanted = as_applied(status)
+        if _status_holds(wanted, raw.get("status") or {}):
+            return False
+        metadata = raw["metadata"]
+        written = await self._cluster.apply_status(metadata["namespace"], metadata["name"], metadata["uid"], wanted)
+        if written is not None:
+            expected.wrote({"kind": names.KIND, **written}, self._clock())
+        return written is not None
+
+    async def _post(self, raw: Body, notes: Sequence[Note]) -> None:
+        for note in notes:
+            logger.info(
+                "%s/%s: %s: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], note.reason, note.message
+            )
+            try:
+                await self._cluster.create_event(event_body(raw, note, self._clock()))
+            except ClusterError as error:
+                logger.warning("an event was lost: %s", error)
+
+
+def describe_problems(error: ValidationError) -> str:
+    """What is wrong with a spec, each problem with its place in it."""
+    problems = []
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in problem["loc"])
+        problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
+    return "; ".join(problems)
+
+
+def event_body(raw: Body, note: Note, now: float) -> Body:
+    """A core/v1 Event about the deployment."""
+    metadata = raw["metadata"]
+    seed = f"{metadata['uid']}{note.reason}{note.message}{now}".encode()
+    when = timestamp(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{metadata['name']}.{hashlib.sha256(seed).hexdigest()[:16]}",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if note.is_warning else "Normal",
+        "reason": note.reason,
+        "message": note.message[:1024],
+        "source": {"component": names.MANAGER},
+        "firstTimestamp": f"{when[:19]}Z",
+        "lastTimestamp": f"{when[:19]}Z",
+        "count": 1,
+    }
+
+
+def _status_before(raw: Body) -> Status:
+    try:
+        return Status.model_validate(raw.get("status") or {})
+    except ValidationError:
+        return Status()  # it is computed anew; only the memory of failures is lost
+
+
+def _status_holds(wanted: Body, live: Body) -> bool:
+    """Whether the live status says all of `wanted` and nothing else, but for other people's conditions."""
+    conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}
+    others = {key: value for key, value in wanted.items() if key != "conditions"}
+    return all(conditions.get(condition["type"]) == condition for condition in wanted["conditions"]) and all(
+        live.get(key, []) == value for key, value in others.items()
+    )
