@@ -79,6 +79,7 @@ class Pusher:
         self._transfers: dict[PushKey, _Transfer] = {}
         self._peers: OrderedDict[str, Peer] = OrderedDict()  # least recently used first
         self.last_notified_at: float | None = None
+        self.has_more = False
 
     @property
     def is_writing(self) -> bool:
@@ -118,18 +119,21 @@ class Pusher:
             transfer.push.fail(reason)
 
     def step(self, now: float) -> list[PushDone | PushFailed]:
-        """Look after every push once; returns those that have ended."""
+        """Look after every push once; returns those that have ended.
+
+        Each does one thing a step, so that a long push (a write over shared memory copies before it returns) keeps
+        neither the others nor incoming notifications waiting. `has_more` says to come back at once.
+        """
+        self.has_more = False
         for transfer in self._transfers.values():
             self._look_at_writes(transfer, now)
         for transfer in self._transfers.values():
-            while not transfer.push.is_over:
-                action = transfer.push.next_action(now)
-                if isinstance(action, Write):
-                    self._write(transfer, action, now)
-                elif isinstance(action, Notify):
-                    self._notify(transfer, action, now)
-                else:
-                    break
+            action = transfer.push.next_action(now)
+            if isinstance(action, Write):
+                self._write(transfer, action, now)
+            elif isinstance(action, Notify):
+                self._notify(transfer, action, now)
+            self.has_more |= action is not None
         over = [transfer for transfer in self._transfers.values() if transfer.push.is_over]
         for transfer in over:
             del self._transfers[transfer.push.key]

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tests.engine.kv.rank_process as rank_process
 from tests.engine.kv.rank_process import BLOCK_SIZE, Cache, make_agent
 
 from headrace_engine.core import Ticket
+from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.events import PushDone, PushFailed, TransferEvent
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
 from headrace_engine.kv.transfer import TransferAgent
@@ -112,6 +114,14 @@ def prefill() -> Iterator[PrefillRank]:
     rank.agent.close()
 
 
+@pytest.fixture(scope="module")
+def decode() -> Iterator[DecodeRank]:
+    """Shared by tests that leave it alive; each writes to items of its own."""
+    rank = DecodeRank()
+    yield rank
+    rank.close()
+
+
 @pytest.fixture
 def start_decode() -> Iterator[Callable[..., DecodeRank]]:
     ranks: list[DecodeRank] = []
@@ -139,10 +149,7 @@ def assert_pushed(
         np.testing.assert_array_equal(decode.read(group, slots[1]), prefill.cache.arrays[group][slots[0]])
 
 
-def test_blocks_and_state_arrive_before_the_completion(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
-) -> None:
-    decode = start_decode()
+def test_blocks_and_state_arrive_before_the_completion(prefill: PrefillRank, decode: DecodeRank) -> None:
     token_ids = prompt(4 * BLOCK_SIZE + 3)
     remote = [9, 3, 4, 5, 40]  # partly contiguous
     ticket = decode.issue("r-1", token_ids, remote, slot=2)
@@ -165,10 +172,7 @@ def test_blocks_and_state_arrive_before_the_completion(
     assert decode.ask("stats")["num_expected"] == 0
 
 
-def test_blocks_that_decode_holds_are_not_overwritten(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
-) -> None:
-    decode = start_decode()
+def test_blocks_that_decode_holds_are_not_overwritten(prefill: PrefillRank, decode: DecodeRank) -> None:
     token_ids = prompt(3 * BLOCK_SIZE)
     ticket = decode.issue("r-held", token_ids, [20, 21, 22], slot=0, held=2 * BLOCK_SIZE)
     assert isinstance(prefill.push(ticket, token_ids, [1, 2, 3], 0), PushDone)
@@ -178,10 +182,7 @@ def test_blocks_that_decode_holds_are_not_overwritten(
     assert_pushed(prefill, decode, [(3, 22)], slots=(0, 0))
 
 
-def test_a_one_token_prompt_ships_only_its_completion(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
-) -> None:
-    decode = start_decode()
+def test_a_one_token_prompt_ships_only_its_completion(prefill: PrefillRank, decode: DecodeRank) -> None:
     ticket = decode.issue("r-one", [5], [], slot=3)
     done = prefill.push(ticket, [5], [], 0)
     assert isinstance(done, PushDone)
@@ -190,12 +191,9 @@ def test_a_one_token_prompt_ships_only_its_completion(
     assert not decode.read("window", 3).any()
 
 
-def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
-) -> None:
-    decode = start_decode()
+def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(prefill: PrefillRank, decode: DecodeRank) -> None:
     token_ids = prompt(3 * BLOCK_SIZE)
-    ticket = decode.issue("r-cancel", token_ids, [0, 1, 2], slot=0)
+    ticket = decode.issue("r-cancel", token_ids, [11, 12, 13], slot=0)
     key = prefill.agent.open_push(ticket, "r-cancel", token_ids)
     prefill.agent.push_blocks(key, 0, [1])
     prefill.agent.cancel_push(key, "the client left")
@@ -206,22 +204,32 @@ def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(
     assert failed.error == "the client left"
     event = decode.event()
     assert (event["type"], event["error"]) == ("ReceiveFailed", "the client left")
-    assert not decode.read("entries", 1).any()
+    assert not decode.read("entries", 11).any()
     assert prefill.event(seconds=0.05) is None  # one event a push
     assert decode.event(seconds=0.05) is None
 
 
-def test_an_abandoned_request_still_gets_its_terminal_event(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
+def test_blocks_of_an_aborted_request_are_not_reused_while_prefill_may_write(
+    prefill: PrefillRank, decode: DecodeRank
 ) -> None:
-    decode = start_decode()
-    token_ids = prompt(2 * BLOCK_SIZE)
-    ticket = decode.issue("r-gone", token_ids, [0, 1], slot=0)
-    decode.ask("abandon", generation=ticket.generation)
-    assert decode.event(seconds=0.1) is None  # its blocks stay in quarantine: prefill may still write
-    assert isinstance(prefill.push(ticket, token_ids, [4, 5], 1), PushDone)
-    assert decode.event()["type"] == "Received"
-    assert_pushed(prefill, decode, [(4, 0), (5, 1)], slots=(1, 0))
+    pool = BlockPool(num_blocks=4, num_slots=1, block_size=BLOCK_SIZE, needs_snapshots=False)
+    blocks, slot = pool.allocate_blocks(3), pool.allocate_slot()
+    token_ids = prompt(3 * BLOCK_SIZE)
+    ticket = decode.issue("r-gone", token_ids, blocks, slot)
+    key = prefill.agent.open_push(ticket, "r-gone", token_ids)
+    prefill.agent.push_blocks(key, 0, [4, 5])
+
+    decode.ask("abandon", generation=ticket.generation)  # the client has left, prefill does not know
+    pool.quarantine(ticket.generation, blocks, slot)
+    assert decode.event(seconds=0.1) is None
+    assert not pool.can_allocate(2)
+    prefill.agent.push_blocks(key, 2, [6])
+    prefill.agent.finish_push(key, 1, 0)
+
+    assert pool.end_quarantine(decode.event()["generation"])
+    assert pool.can_allocate(4, num_slots=1)
+    assert isinstance(prefill.event(), PushDone)
+    assert_pushed(prefill, decode, list(zip([4, 5, 6], blocks, strict=True)), slots=(1, slot))
 
 
 def test_no_write_starts_after_the_lease(prefill: PrefillRank, start_decode: Callable[..., DecodeRank]) -> None:
@@ -240,8 +248,7 @@ def test_no_write_starts_after_the_lease(prefill: PrefillRank, start_decode: Cal
     assert not decode.read("entries", 0).any()
 
 
-def test_a_ticket_is_good_for_one_push(prefill: PrefillRank, start_decode: Callable[..., DecodeRank]) -> None:
-    decode = start_decode()
+def test_a_ticket_is_good_for_one_push(prefill: PrefillRank, decode: DecodeRank) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     ticket = decode.issue("r-replay", token_ids, [0, 1], slot=0)
     assert isinstance(prefill.push(ticket, token_ids, [1, 2], 0), PushDone)
@@ -306,12 +313,7 @@ def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     assert_pushed(prefill, frozen, [(1, 5), (2, 6)], slots=(0, 1))
 
 
-def test_damaged_metadata_fails_the_push_and_spoils_nothing(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
-) -> None:
-    import msgspec
-
-    decode = start_decode()
+def test_damaged_metadata_fails_the_push_and_spoils_nothing(prefill: PrefillRank, decode: DecodeRank) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     ticket = decode.issue("r-bad", token_ids, [0, 1], 0)
     metadata = bytearray(ticket.peer.agent_metadata)
