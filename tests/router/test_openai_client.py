@@ -46,9 +46,14 @@ async def test_a_stream_that_breaks_raises_after_the_tokens_it_had():
     async with rig() as r, client(r, max_retries=0) as c:
         r.decode[0].always = "die_mid_event"
         texts = []
-        with pytest.raises(openai.APIError, match="was lost before its end"):
-            async for chunk in await c.completions.create(model="tiny", prompt="x", stream=True):
+        stream = await c.completions.create(model="tiny", prompt="x", stream=True)
+
+        async def read() -> None:
+            async for chunk in stream:
                 texts.append(chunk.choices[0].text)
+
+        with pytest.raises(openai.APIError, match="was lost before its end"):
+            await read()
         assert texts == ["a", "b"]
 
 
