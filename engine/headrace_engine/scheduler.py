@@ -188,7 +188,7 @@ class Scheduler:
         return Step(rows, copies)
 
     def commit(self, step: Step, sampled: list[int]) -> list[tuple[int, int]]:
-        """The step has run; `sampled` has one token per row that samples, in order.
+        """The step has run; `sampled` has one token per row that samples, in order; negative: there is none.
 
         Returns state slots to copy at once, (from, to) in this order.
         """
@@ -202,7 +202,7 @@ class Scheduler:
                 self.prompt_tokens_total += row.num_tokens
                 self._push_computed(sequence)
             elif row.samples:
-                self._append(sequence, next(tokens))
+                self._take_token(sequence, next(tokens))
         copies, self._slot_copies = self._slot_copies, []
         return copies
 
@@ -303,7 +303,12 @@ class Scheduler:
 
     # --- results -----------------------------------------------------------------------------------------------------
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
+    def _take_token(self, sequence: Sequence, token_id: int) -> None:
+        if token_id < 0:
+            self._refuse(sequence.request_id, RequestError(500, "the model's logits are not finite", "server_error"))
+            self._running.remove(sequence)
+            self._release(sequence)
+            return
         sequence.token_ids.append(token_id)
         self.generation_tokens_total += 1
         reason: FinishReason | None = None

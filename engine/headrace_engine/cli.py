@@ -1,0 +1,115 @@
+"""`headrace-engine`: the commands of an engine. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from headrace_engine.config import (
+    TINY_FAMILIES,
+    ConfigError,
+    EngineConfig,
+    add_serve_arguments,
+    config_from,
+    parse_tiny,
+)
+
+EXIT_BAD_INPUT = 2
+
+_SERVE_HELP = """\
+Runs one pod of an engine. Pod 0 of a group is its leader and serves HTTP:
+  /v1/models /v1/completions /v1/chat/completions /health /ready /metrics /state, POST /drain
+
+examples:
+  headrace-engine serve --tiny v4:0                                one rank, both phases, on port 8000
+  headrace-engine serve --model DIR --data 2 --expert-parallel     two ranks here, experts sharded (DEP2)
+  headrace-engine serve --model DIR --role decode --port 8001      the decode side of a P/D pair
+  headrace-engine serve --model DIR --data 2 --data-local 1 --pod-index 1 --leader-host HOST --expert-parallel
+                                                                   the second pod of a DEP2 group
+
+SIGTERM drains: requests in flight are finished (up to --drain-seconds), new ones get 503.
+exit codes: 0 after a drain, 2 for a bad flag or checkpoint, 1 for anything else"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    result: int = arguments.run(arguments)
+    return result
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headrace-engine", description=__doc__.split(":", 1)[0].strip("`"))
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser("serve", help="run one pod of an engine", formatter_class=raw, epilog=_SERVE_HELP)
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
+    tiny = commands.add_parser("tiny", help="write a small random checkpoint, the same bytes each time")
+    tiny.add_argument("--family", default="v4", choices=TINY_FAMILIES)
+    tiny.add_argument("--seed", type=int, default=0, metavar="N")
+    tiny.add_argument("directory", metavar="DIR", help="made if absent")
+    tiny.set_defaults(run=_tiny)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        config = config_from(arguments)
+    except ConfigError as error:
+        return _refuse("serve", error)
+    if not config.tiny:
+        return _run_pod(config)
+    with tempfile.TemporaryDirectory(prefix="headrace-tiny-") as directory:
+        family, seed = parse_tiny(config.tiny)
+        _write_tiny(Path(directory), family, seed)
+        return _run_pod(msgspec.structs.replace(config, model=directory))
+
+
+def _run_pod(config: EngineConfig) -> int:
+    import uvloop
+
+    from headrace_engine.models import ModelError
+    from headrace_engine.pod import Pod
+    from headrace_engine.server.tokenize import TokenizerError
+
+    async def run() -> int:
+        return await Pod(config).run()
+
+    try:
+        return uvloop.run(run())
+    except (ModelError, TokenizerError, ConfigError) as error:
+        return _refuse("serve", error)
+
+
+def _tiny(arguments: argparse.Namespace) -> int:
+    if arguments.seed < 0:
+        return _refuse("tiny", ConfigError("--seed must not be negative"))
+    directory = Path(arguments.directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write_tiny(directory, arguments.family, arguments.seed)
+    except OSError as error:
+        return _refuse("tiny", error)
+    print(directory)
+    return 0
+
+
+def _write_tiny(directory: Path, family: str, seed: int) -> None:
+    from headrace_engine.models.deepseek_v4.tiny import write_tiny
+
+    write_tiny(directory, family, seed)
+
+
+def _refuse(command: str, error: Exception) -> int:
+    print(f"headrace-engine {command}: {error}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

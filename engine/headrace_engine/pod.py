@@ -1,0 +1,194 @@
+"""One pod's main process: starts its ranks, watches them, and on the leader serves HTTP.
+
+Whatever ends unexpectedly ends the pod: a rank, the control connection of a rank elsewhere, the HTTP server. Ranks
+cannot outlive this process (the kernel kills them), so no half of a group is ever left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from headrace_engine.config import EngineConfig
+from headrace_engine.models import describe_config
+from headrace_engine.server.follower import follower_app
+from headrace_engine.server.frontend import Frontend
+from headrace_engine.server.http import Server
+from headrace_engine.server.tokenize import Tokenizer
+
+SHUTDOWN_SECONDS = 20.0  # for ranks to leave after they were told
+CLOSE_SECONDS = 2.0  # for open HTTP connections to take their last bytes
+EXIT_BAD_INPUT = 2
+
+log = logging.getLogger(__name__)
+
+
+class RankProcess:
+    """A rank of this pod, and whether it has said that it is ready."""
+
+    def __init__(self, rank: int, process: asyncio.subprocess.Process, status: asyncio.StreamReader) -> None:
+        self.rank = rank
+        self.process = process
+        self._ready = asyncio.Event()
+        self._watch = asyncio.create_task(self._read_status(status))
+
+    @classmethod
+    async def start(cls, config: EngineConfig, rank: int) -> RankProcess:
+        read_end, write_end = os.pipe()
+        argv = [sys.executable, "-m", "headrace_engine.rank_main"]
+        argv += [msgspec.json.encode(config).decode(), str(rank), str(write_end), str(os.getpid())]
+        environment = dict(os.environ)
+        environment.setdefault("OMP_NUM_THREADS", str(config.num_threads))
+        process = await asyncio.create_subprocess_exec(
+            *argv, pass_fds=(write_end,), stdin=asyncio.subprocess.DEVNULL, env=environment
+        )
+        os.close(write_end)
+        status = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(status), os.fdopen(read_end, "rb"))
+        return cls(rank, process, status)
+
+    async def _read_status(self, status: asyncio.StreamReader) -> None:
+        if await status.readline() == b"ready\n":
+            self._ready.set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def wait_ready(self) -> None:
+        await self._ready.wait()
+
+    async def stop(self) -> None:
+        """Kill it if it still runs, and reap it."""
+        self._watch.cancel()
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+class Pod:
+    """See the module. `run` returns the process's exit code."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._ranks: list[RankProcess] = []
+        self._frontend: Frontend | None = None
+        self._is_leaving = False
+        self._exit: asyncio.Future[int] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._exit = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        runner: web.AppRunner | None = None
+        try:
+            app = self._leader_app() if self._config.is_leader else follower_app(self._config, self._ranks)
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+            await runner.setup()
+            site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024)
+            await site.start()
+            port = runner.addresses[0][1]
+            log.info("HTTP on port %d; starting ranks %s", port, list(self._config.local_ranks))
+            for rank in self._config.local_ranks:
+                self._ranks.append(await RankProcess.start(self._config, rank))
+            for process in self._ranks:
+                self._spawn(self._watch(process))
+            self._spawn(self._announce(port))
+            return await self._exit
+        except OSError as error:
+            log.error("cannot start: %s", error)
+            return 1
+        finally:
+            await self._close(runner)
+
+    def _leader_app(self) -> web.Application:
+        info = describe_config(self._config.model)
+        tokenizer = Tokenizer(Path(self._config.model))
+        self._frontend = Frontend(self._config, lambda reason: self._fail(f"the group has failed: {reason}", 1))
+        self._frontend.start()
+        return Server(self._config, self._frontend, tokenizer, info.vocab_size).app()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _announce(self, port: int) -> None:
+        """Say when requests are taken."""
+        started = time.monotonic()
+        if self._frontend is not None:
+            await self._frontend.all_ready.wait()
+        else:
+            await asyncio.gather(*(rank.wait_ready() for rank in self._ranks))
+        name, role = self._config.served_model_name, self._config.role
+        log.info("ready after %.1f s: %s (%s) on port %d", time.monotonic() - started, name, role, port)
+
+    # --- ends ---
+
+    async def _watch(self, rank: RankProcess) -> None:
+        code = await rank.process.wait()
+        if self._is_leaving and code == 0:
+            return
+        self._fail(f"rank {rank.rank} ended with {_describe(code)}", EXIT_BAD_INPUT if code == EXIT_BAD_INPUT else 1)
+        if self._frontend is not None:
+            self._frontend.fail(f"rank {rank.rank} ended")
+
+    def _fail(self, reason: str, code: int) -> None:
+        if self._exit is not None and not self._exit.done():
+            log.error("this pod ends: %s", reason)
+            self._exit.set_result(code)
+
+    def _on_signal(self) -> None:
+        if self._is_leaving:
+            self._fail("told twice to end", 1)
+            return
+        self._is_leaving = True
+        self._spawn(self._drain())
+
+    async def _drain(self) -> None:
+        """Finish what is in flight, let the ranks leave, end with 0."""
+        deadline = time.monotonic() + self._config.drain_seconds
+        if self._frontend is not None:
+            self._frontend.is_draining = True
+            log.info("draining: %d requests in flight", self._frontend.num_in_flight)
+            try:
+                async with asyncio.timeout(self._config.drain_seconds):
+                    await self._frontend.idle.wait()
+            except TimeoutError:
+                log.warning("%d requests were not done in time", self._frontend.num_in_flight)
+            self._frontend.shut_down_ranks()
+            deadline = time.monotonic() + SHUTDOWN_SECONDS
+        # A follower's ranks leave when the leader tells them; ranks that are not ready yet have nothing to finish.
+        waits = [rank.process.wait() for rank in self._ranks if rank.is_ready]
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await asyncio.gather(*waits)
+        except TimeoutError:
+            log.warning("ranks did not leave in time")
+        if self._exit is not None and not self._exit.done():
+            self._exit.set_result(0)
+
+    async def _close(self, runner: web.AppRunner | None) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if runner is not None:
+            await runner.cleanup()  # first: clients still get the errors that ended their requests
+        await asyncio.gather(*(rank.stop() for rank in self._ranks))
+        if self._frontend is not None:
+            await self._frontend.close()
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,182 @@
+"""The leader's HTTP routes. Every refusal is an OpenAI error body with its real status."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from headrace_engine.config import EngineConfig
+from headrace_engine.core import Leg, RequestError, Role
+from headrace_engine.messages import RankState
+from headrace_engine.server.errors import ApiError, bad_request, error_response, from_http_exception
+from headrace_engine.server.frontend import Frontend, RankView
+from headrace_engine.server.job import ModelCard, read_job
+from headrace_engine.server.legs import Legs
+from headrace_engine.server.metrics import CONTENT_TYPE, Metrics
+from headrace_engine.server.tokenize import Tokenizer
+
+MAX_BODY_BYTES = 64 << 20
+_ID = web.RequestKey("request_id", str)
+_LEGS = {None: Leg.WHOLE, "decode": Leg.DECODE, "prefill": Leg.PREFILL}
+_LEG_OF_ROLE = {Role.UNIFIED: Leg.WHOLE, Role.DECODE: Leg.DECODE, Role.PREFILL: Leg.PREFILL}
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """The OpenAI surface over a frontend, and what operators and dashboards read."""
+
+    def __init__(self, config: EngineConfig, frontend: Frontend, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._config = config
+        self._frontend = frontend
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._metrics = Metrics(config.served_model_name, frontend)
+        self._legs = Legs(frontend, tokenizer, self._metrics)
+        self._started = int(time.time())
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_identify, self._answer_errors])
+        app.on_response_prepare.append(_echo_id)
+        app.add_routes(
+            [
+                web.get("/v1/models", self._models),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/health", self._health),
+                web.get("/ready", self._ready),
+                web.get("/state", self._state),
+                web.get("/metrics", self._scrape),
+                web.post("/drain", self._drain),
+            ]
+        )
+        return app
+
+    # --- inference ---
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, is_chat=False)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, is_chat=True)
+
+    async def _serve(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        leg = self._leg(request)
+        raw = await request.read()
+        card = ModelCard(self._config.served_model_name, self._vocab_size, self._frontend.max_model_len)
+        job = await read_job(raw, is_chat=is_chat, label=request[_ID], leg=leg, card=card, tokenizer=self._tokenizer)
+        if leg is Leg.DECODE:
+            return await self._legs.decode(request, job)
+        if leg is Leg.PREFILL:
+            return await self._legs.prefill(job)
+        return await self._legs.whole(request, job)
+
+    def _leg(self, request: web.Request) -> Leg:
+        name = request.headers.get("x-headrace-leg")
+        leg = _LEGS.get(name)
+        if leg is None:
+            raise bad_request(f"x-headrace-leg: {name!r} is neither decode nor prefill")
+        role = self._config.role
+        if leg is not _LEG_OF_ROLE[role]:
+            what = "whole requests" if leg is Leg.WHOLE else f"{leg} legs"
+            raise bad_request(
+                f"this is a {role} engine, it takes no {what}; send requests to the router", code="wrong_role"
+            )
+        return leg
+
+    async def _models(self, _: web.Request) -> web.Response:
+        card: dict[str, Any] = {
+            "id": self._config.served_model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "headrace",
+            "max_model_len": self._frontend.max_model_len,
+        }
+        return _json({"object": "list", "data": [card]})
+
+    # --- operation ---
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self._frontend.is_ready:
+            return _json({"status": "ready"})
+        num_ready = sum(view.hello is not None for view in self._frontend.ranks)
+        reason = "draining" if self._frontend.is_draining else f"{num_ready} of {self._config.data} ranks are ready"
+        return _json({"status": "not ready", "reason": reason}, status=503)
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        """Take no new requests; those in flight go on. The process stays until it is told to end."""
+        self._frontend.is_draining = True
+        return _json({"draining": True, "in_flight": self._frontend.num_in_flight})
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        frontend, config = self._frontend, self._config
+        return _json(
+            {
+                "model": config.served_model_name,
+                "role": config.role.value,
+                "pod_index": config.pod_index,
+                "ready": frontend.is_ready,
+                "draining": frontend.is_draining,
+                "in_flight": frontend.num_in_flight,
+                "fingerprint": frontend.fingerprint,
+                "ranks": [_rank_state(view) for view in frontend.ranks],
+            }
+        )
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            self._metrics.failed(error.error.status)
+            return error_response(error.error)
+        except web.HTTPException as error:
+            return error_response(from_http_exception(error))
+        except ConnectionResetError:
+            raise  # the client has left; there is nobody to answer
+        except Exception:
+            log.exception("request %s failed", request[_ID])
+            self._metrics.failed(500)
+            return error_response(RequestError(500, "internal error; the engine's log has more", "server_error"))
+
+
+@web.middleware
+async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    given = request.headers.get("x-request-id", "")
+    is_usable = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
+    request[_ID] = given if is_usable else uuid.uuid4().hex
+    return await handler(request)
+
+
+async def _echo_id(request: web.Request, response: web.StreamResponse) -> None:
+    if _ID in request:
+        response.headers["X-Request-Id"] = request[_ID]
+
+
+def _rank_state(view: RankView) -> dict[str, Any]:
+    state: dict[str, Any] = {"rank": view.rank, "ready": view.hello is not None, "live_requests": view.num_live}
+    if view.hello is not None:
+        state["incarnation"] = view.hello.incarnation
+        state["num_blocks"] = view.hello.num_blocks
+        state["max_model_len"] = view.hello.max_model_len
+    if view.state is not None:
+        state |= {name: getattr(view.state, name) for name in RankState.__struct_fields__ if name != "rank"}
+    return state
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

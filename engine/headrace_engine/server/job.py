@@ -1,0 +1,121 @@
+"""From an HTTP request to a checked job: token ids, sampling, how to answer. What can be refused is refused here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
+from headrace_engine.kv.ticket import TicketError, ticket_from_json
+from headrace_engine.server import chat
+from headrace_engine.server.answers import Format
+from headrace_engine.server.errors import ApiError, bad_request
+from headrace_engine.server.schema import (
+    ChatBody,
+    CompletionBody,
+    decode_chat,
+    decode_completion,
+    prompts_of,
+    sampling_of,
+    stops_of,
+    too_long,
+)
+from headrace_engine.server.tokenize import Tokenizer
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may use the whole context
+_LONG_TEXT = 16_384  # characters; more is tokenized in a thread
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What the door needs to know of the model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass
+class Job:
+    """One HTTP request, checked. One prompt and one sampling for each choice."""
+
+    label: str
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
+    stops: tuple[str, ...]
+    is_stream: bool
+    format: Format
+    ticket: Ticket | None
+
+
+async def read_job(raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, tokenizer: Tokenizer) -> Job:
+    """Raises ApiError for whatever is wrong with the request."""
+    body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
+    if body.model != card.name:
+        message = f"the model {body.model!r} does not exist here; this engine serves {card.name!r}"
+        raise ApiError(RequestError(404, message, "not_found_error", "model_not_found", "model"))
+    ticket = _ticket(body, leg)
+    stops = stops_of(body)
+    is_stream = bool(body.stream)
+    if body.stream_options is not None and not is_stream:
+        raise bad_request("stream_options needs stream=true", "stream_options")
+    prompts = await _encode(body, card, tokenizer)
+    if len(prompts) > 1 and leg is not Leg.WHOLE:
+        raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
+    default = None if is_chat else COMPLETION_MAX_TOKENS
+    samplings = [sampling_of(body, len(prompt), card.max_model_len, default) for prompt in prompts]
+    options = body.stream_options
+    output = Format(
+        label,
+        card.name,
+        is_chat=is_chat,
+        with_token_ids=bool(body.return_token_ids),
+        with_usage=bool(options and options.include_usage),
+        with_running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+    return Job(label, prompts, samplings, stops, is_stream, output, ticket)
+
+
+def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:
+    raw = body.headrace_ticket
+    if leg is not Leg.PREFILL:
+        if raw is not msgspec.UNSET:
+            # JSON's last duplicate wins: a client could otherwise override the ticket that the router splices in.
+            raise bad_request("headrace_ticket is not for clients", "headrace_ticket")
+        return None
+    if raw is msgspec.UNSET:
+        raise bad_request("a prefill leg needs a ticket", "headrace_ticket")
+    try:
+        return ticket_from_json(raw)
+    except TicketError as error:
+        raise ApiError(error.error) from None
+
+
+async def _encode(body: ChatBody | CompletionBody, card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of every prompt. Raises ApiError for empty or impossible ones."""
+    if isinstance(body, ChatBody):
+        pieces = chat.render(body.messages)
+        if sum(map(len, pieces)) > _LONG_TEXT:
+            return [await asyncio.to_thread(chat.encode, pieces, tokenizer)]
+        return [chat.encode(pieces, tokenizer)]
+    prompts = []
+    for prompt in prompts_of(body):
+        if isinstance(prompt, str):
+            is_long = len(prompt) > _LONG_TEXT
+            token_ids = await asyncio.to_thread(tokenizer.encode, prompt) if is_long else tokenizer.encode(prompt)
+        else:
+            token_ids = prompt
+            _check_ids(token_ids, card)
+        if not token_ids:
+            raise bad_request("the prompt is empty", "prompt")
+        prompts.append(token_ids)
+    return prompts
+
+
+def _check_ids(token_ids: list[int], card: ModelCard) -> None:
+    if len(token_ids) >= card.max_model_len:
+        raise too_long(f"the prompt has {len(token_ids)} tokens", card.max_model_len)
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < card.vocab_size):
+        raise bad_request(f"token ids must be in 0..{card.vocab_size - 1}", "prompt")

@@ -1,0 +1,123 @@
+"""Text to token ids and back: whole prompts one way, one answer's tokens as they come the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as HfTokenizer
+
+REPLACEMENT = "\ufffd"  # what bytes that are no (complete) character decode to
+_MAX_PENDING = 16  # tokens that may be an incomplete character; UTF-8 has at most 4 bytes
+
+
+class TokenizerError(ValueError):
+    """The checkpoint's tokenizer cannot be used."""
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.json. Encoding releases the interpreter lock; use a thread for long texts."""
+
+    def __init__(self, model_dir: Path) -> None:
+        file = model_dir / "tokenizer.json"
+        if not file.is_file():
+            raise TokenizerError(f"{model_dir} has no tokenizer.json")
+        try:
+            self._tokenizer: HfTokenizer = HfTokenizer.from_file(str(file))
+            self._plain: HfTokenizer = HfTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{file} cannot be read: {error}") from error
+        self._plain.encode_special_tokens = True
+
+    def encode(self, text: str) -> list[int]:
+        """A completion's prompt, with what the tokenizer adds to a text by itself (bos)."""
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_marker(self, marker: str) -> list[int]:
+        """Text of ours, in which special tokens mean themselves."""
+        return list(self._tokenizer.encode(marker, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """A client's text, in which special tokens are ordinary characters: nobody can forge a turn with it."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+class Detokenizer:
+    """One answer's text, token by token. A character whose bytes are spread over tokens comes with its last one.
+
+    Tokens are decoded in the context of the piece before them, since decoders treat the start of a text specially.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._first = 0  # of the context
+        self._done = 0  # tokens whose text has been returned
+        self._context = ""  # text of tokens [first, done)
+
+    def add(self, token_id: int) -> str:
+        """The text that this token completes, perhaps empty."""
+        self._token_ids.append(token_id)
+        text = self._tokenizer.decode(self._token_ids[self._first :])
+        if text.endswith(REPLACEMENT) and len(self._token_ids) - self._done < _MAX_PENDING:
+            return ""
+        return self._advance(text)
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: an incomplete character, as U+FFFD."""
+        if self._done == len(self._token_ids):
+            return ""
+        return self._advance(self._tokenizer.decode(self._token_ids[self._first :]))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._context) :]
+        self._first = self._done
+        self._done = len(self._token_ids)
+        self._context = self._tokenizer.decode(self._token_ids[self._first :])
+        del self._token_ids[: self._first]
+        self._done -= self._first
+        self._first = 0
+        return new
+
+
+class StopMatcher:
+    """Cuts a text at the first stop string, however it is spread over pieces. Holds back what may begin one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.is_stopped = False
+
+    def add(self, piece: str) -> str:
+        """The text that can be shown now; nothing after `is_stopped`."""
+        if not self._stops:
+            return piece
+        if self.is_stopped:
+            return ""
+        text = self._held + piece
+        hits = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if hits:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(hits)]
+        num_held = self._num_open(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def finish(self) -> str:
+        """What was held back: the text ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_open(self, text: str) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
