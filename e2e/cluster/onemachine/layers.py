@@ -39,7 +39,9 @@ class RunConfig:
     cmd: Sequence[str] | None = None
 
 
-def make_image(registry: Registry, image: Image, base: Image | None, folder: Path, config: RunConfig, scratch: Path) -> None:
+def make_image(
+    registry: Registry, image: Image, base: Image | None, folder: Path, config: RunConfig, scratch: Path
+) -> None:
     """Puts `image` = `base` plus one layer that holds what `folder` holds, as if `folder` were `/`.
 
     Modification times are kept: byte code is valid only for the time of its source. Owners become root. `scratch` is a
@@ -87,7 +89,18 @@ def _start_from(registry: Registry, image: Image, base: Image | None) -> tuple[d
 
 def _pack(folder: Path, target: Path) -> tuple[str, str]:
     """Writes the folder to `target` as tar in zstd. Returns the digests of the tar and of the file."""
-    tar_argv = ["tar", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C", str(folder), "-c", "."]
+    tar_argv = [
+        "tar",
+        "--sparse",
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "-C",
+        str(folder),
+        "-c",
+        ".",
+    ]
     content, blob = hashlib.sha256(), hashlib.sha256()
     with (
         target.open("wb") as output,

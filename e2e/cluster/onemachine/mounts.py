@@ -27,7 +27,9 @@ def unmount_below(folder: Path) -> None:
             attempt(["umount", "-l", *points[start : start + 50]])
     left = below(folder, Path("/proc/mounts").read_text())
     if left:
-        raise ClusterError(f"cannot unmount {', '.join(left[:5])}" + (f" and {len(left) - 5} more" if len(left) > 5 else ""))
+        raise ClusterError(
+            f"cannot unmount {', '.join(left[:5])}" + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        )
 
 
 def _unescape(mount_point: str) -> str:

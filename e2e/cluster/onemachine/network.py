@@ -24,7 +24,9 @@ def cni_config(pod_addresses: Path) -> str:
     ipam = {
         "type": "host-local",
         "dataDir": str(pod_addresses),
-        "ranges": [[{"subnet": POD_NETWORK, "rangeStart": POD_RANGE[0], "rangeEnd": POD_RANGE[1], "gateway": BRIDGE_IP}]],
+        "ranges": [
+            [{"subnet": POD_NETWORK, "rangeStart": POD_RANGE[0], "rangeEnd": POD_RANGE[1], "gateway": BRIDGE_IP}]
+        ],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "hairpinMode": True, "ipam": ipam}
@@ -78,5 +80,15 @@ def _remove_chains(command: str, table: str) -> None:
     if not chains:
         return
     deletions = [f"-D {rule}" for rule in RULES.findall(saved) if not rule.startswith(("KUBE-", "CNI-"))]
-    lines = [f"*{table}", *deletions, *(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains), "COMMIT"]
-    run([f"{command}-restore", "--noflush"], f"removing chains from {command} {table}", input_text="\n".join(lines) + "\n")
+    lines = [
+        f"*{table}",
+        *deletions,
+        *(f"-F {chain}" for chain in chains),
+        *(f"-X {chain}" for chain in chains),
+        "COMMIT",
+    ]
+    run(
+        [f"{command}-restore", "--noflush"],
+        f"removing chains from {command} {table}",
+        input_text="\n".join(lines) + "\n",
+    )

@@ -17,7 +17,9 @@ LOCK_TIMEOUT_SECONDS = 1800  # another command may be building everything
 
 
 @contextmanager
-def command_lock(progress: Progress, path: Path = COMMAND_LOCK, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
+def command_lock(
+    progress: Progress, path: Path = COMMAND_LOCK, timeout_seconds: float = LOCK_TIMEOUT_SECONDS
+) -> Iterator[None]:
     """Commands that change the machine run one at a time. Raises ClusterError after timeout_seconds of waiting."""
     with path.open("a") as lock:
         deadline, announced = time.monotonic() + timeout_seconds, False

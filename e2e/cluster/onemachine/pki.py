@@ -34,7 +34,12 @@ class Identity:
 def identities() -> list[Identity]:
     """Every certificate of the cluster besides the authority's own."""
     service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{CLUSTER_DOMAIN}")
-    apiserver_serves = (f"IP:{BRIDGE_IP}", f"IP:{KUBERNETES_SERVICE_IP}", f"IP:{LOOPBACK}", *(f"DNS:{n}" for n in service))
+    apiserver_serves = (
+        f"IP:{BRIDGE_IP}",
+        f"IP:{KUBERNETES_SERVICE_IP}",
+        f"IP:{LOOPBACK}",
+        *(f"DNS:{n}" for n in service),
+    )
     return [
         Identity("apiserver", "kubernetes", "kube-apiserver", apiserver_serves),
         Identity("admin", "system:masters", "admin"),
@@ -74,7 +79,10 @@ def make(pki: Path, admin_kubeconfig: Path) -> None:
     _make_key(pki / "ca.key")
     if not (pki / "ca.crt").exists():
         subject = ["-subj", "/CN=headrace-ca", "-days", str(VALID_DAYS)]
-        run(["openssl", "req", "-x509", "-key", pki / "ca.key", "-out", pki / "ca.crt", *subject], "certificate authority")
+        run(
+            ["openssl", "req", "-x509", "-key", pki / "ca.key", "-out", pki / "ca.crt", *subject],
+            "certificate authority",
+        )
     for identity in identities():
         _make_certificate(pki, identity)
         if identity.name != "apiserver":

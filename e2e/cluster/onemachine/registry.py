@@ -97,7 +97,9 @@ class Registry:
             answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             kind = _NotFound if error.code == 404 else ClusterError
-            raise kind(f"registry: {method} {path}: status {error.code}: {error.read(300).decode(errors='replace')}") from None
+            raise kind(
+                f"registry: {method} {path}: status {error.code}: {error.read(300).decode(errors='replace')}"
+            ) from None
         except urllib.error.URLError as error:
             raise ClusterError(f"registry: {method} {url}: {error.reason}") from None
         return answer

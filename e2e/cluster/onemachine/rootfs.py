@@ -14,9 +14,7 @@ SUITE = "bookworm"  # its Python is 3.11, the project's
 PACKAGES = (
     "python3",
     "ca-certificates",
-    "gcc",  # the engine compiles its CPU kernels for the machine that it runs on
-    "libc6-dev",
-    "libgomp1",
+    "g++",  # the engine's CPU kernels are compiled with it, for the machine that they run on
     "iproute2",  # to look around in a pod
     "procps",
 )
