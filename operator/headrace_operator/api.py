@@ -2,6 +2,7 @@
 
 This file and its parts `api_*.py` are the only source of the CRD (`make crds`). A field is here only if the
 operator honours it. Every description says the unit and the default, because `kubectl explain` shows nothing else.
+A default never changes: stored templates leave out what was the default when they were written.
 """
 
 from __future__ import annotations

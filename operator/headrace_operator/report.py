@@ -1,0 +1,42 @@
+"""A deployment's status as text for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace_operator.api_status import Status
+
+
+def status_table(body: Mapping[str, Any]) -> str:
+    """Roles, conditions and rebuilt groups as aligned columns; ends with a line break."""
+    status = Status.model_validate(body.get("status") or {})
+    wanted = {role["name"]: role.get("replicas", 1) for role in body["spec"]["roles"]}
+    topology = status.summary.topology if status.summary else ""
+    parts = [f"{body['metadata']['name']}  {topology}".rstrip()]
+    roles: list[tuple[str, ...]] = [("ROLE", "WANTED", "GROUPS", "READY", "UPDATED", "REVISION")]
+    roles += [
+        (r.name, str(wanted.get(r.name, 0)), str(r.groups), str(r.ready_groups), str(r.updated_groups), r.revision)
+        for r in status.roles
+    ]
+    parts.append(_aligned(roles))
+    rows: list[tuple[str, ...]] = [("CONDITION", "STATUS", "REASON", "MESSAGE")]
+    rows += [(c.type, c.status, c.reason, c.message.partition("\n")[0]) for c in status.conditions]
+    parts.append(_aligned(rows))
+    for rebuild in status.rebuilds:
+        head = (
+            f"{rebuild.role} group {rebuild.group}: failed {rebuild.failures} times in a row, last {rebuild.last_time}"
+        )
+        parts.append(f"{head}\n{_indented(rebuild.message)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
