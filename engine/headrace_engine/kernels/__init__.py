@@ -1,0 +1,38 @@
+"""The operations that a step is made of, each one function: compiled for the CPU, plain torch anywhere else.
+
+A module holds one family: the public function (contract, checks, call), then its torch reference of the same result.
+Which one runs is decided per tensor by `native.library_for`. `dt` in the docs is the model dtype, fp32 or bf16;
+statistics, softmax and sums are fp32. Tensors are contiguous unless said; indices (slots, blocks, experts) are trusted.
+"""
+
+from headrace_engine.kernels.compressor import compress
+from headrace_engine.kernels.experts import dense_mlp, expert_mlp
+from headrace_engine.kernels.hyper_connection import (
+    hyper_connection_head,
+    hyper_connection_mix,
+    hyper_connection_update,
+)
+from headrace_engine.kernels.indexer import select_entries
+from headrace_engine.kernels.linears import grouped_linear, linear
+from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
+from headrace_engine.kernels.routing import route
+from headrace_engine.kernels.shared_kv_attention import Entries, attention, write_ring
+
+__all__ = [
+    "Entries",
+    "attention",
+    "compress",
+    "dense_mlp",
+    "expert_mlp",
+    "grouped_linear",
+    "head_norm_rope",
+    "hyper_connection_head",
+    "hyper_connection_mix",
+    "hyper_connection_update",
+    "linear",
+    "rms_norm",
+    "rms_norm_rope",
+    "route",
+    "select_entries",
+    "write_ring",
+]

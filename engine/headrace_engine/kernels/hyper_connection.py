@@ -1,0 +1,170 @@
+"""Manifold-constrained hyper-connections (DeepSeek-V4 report, section 2.2): N residual streams around each sublayer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.norm_rope import rms_norm_reference
+
+_MAX_STREAMS = 8  # as in csrc/hyper_connection.cpp
+
+
+def hyper_connection_mix(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a site's sublayer reads, and how its output and the streams are mixed afterwards.
+
+    streams [T, N, d] dt; fn [(2 + N) * N, N * d], base [(2 + N) * N], scale [3], norm_weight [d] fp32, in the order
+    pre | post | comb. Returns normed [T, d] dt (the streams' weighted sum, RMS-normalised), post [T, N] fp32 and comb
+    [T, N, N] fp32 (row = source stream, column = destination; Sinkhorn-Knopp makes it nearly doubly stochastic).
+    """
+    library = library_for(streams)
+    if library is None:
+        return hyper_connection_mix_reference(
+            streams, fn, base, scale, norm_weight, rms_eps=rms_eps, hc_eps=hc_eps, iterations=iterations
+        )
+    tokens, num_streams, dim = streams.shape
+    _check(streams, fn, base, scale, norm_weight, (2 + num_streams) * num_streams, 3)
+    normed = torch.empty((tokens, dim), dtype=streams.dtype)
+    post = torch.empty((tokens, num_streams))
+    comb = torch.empty((tokens, num_streams, num_streams))
+    library.headrace_hc_mix(
+        streams.dtype is torch.bfloat16, streams.data_ptr(), fn.data_ptr(), base.data_ptr(), scale.data_ptr(),
+        norm_weight.data_ptr(), tokens, num_streams, dim, iterations, rms_eps, hc_eps,
+        normed.data_ptr(), post.data_ptr(), comb.data_ptr(),
+    )  # fmt: skip
+    return normed, post, comb
+
+
+def hyper_connection_update(
+    streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
+    """In place: stream j <- post_j * y + sum over i of comb[i, j] * stream i; y [T, d] dt, the rest as from mix."""
+    library = library_for(streams)
+    if library is None:
+        return streams.copy_(hyper_connection_update_reference(streams, y, post, comb))
+    tokens, num_streams, dim = streams.shape
+    require(streams.is_contiguous() and num_streams <= _MAX_STREAMS, "hyper_connection_update: streams [T, N <= 8, d]")
+    require(
+        y.shape == (tokens, dim) and y.dtype is streams.dtype and y.is_contiguous(),
+        f"hyper_connection_update: y must be contiguous [{tokens}, {dim}] in the streams' dtype",
+    )
+    require(
+        post.shape == (tokens, num_streams) and comb.shape == (tokens, num_streams, num_streams)
+        and post.is_contiguous() and comb.is_contiguous(),
+        "hyper_connection_update: post and comb must be as hyper_connection_mix made them",
+    )  # fmt: skip
+    library.headrace_hc_update(
+        streams.dtype is torch.bfloat16, streams.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(),
+        tokens, num_streams, dim,
+    )  # fmt: skip
+    return streams
+
+
+def hyper_connection_head(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """The model's last collapse and norm: [T, d] dt. fn [N, N * d], base [N], scale [1], norm_weight [d] fp32."""
+    library = library_for(streams)
+    if library is None:
+        return hyper_connection_head_reference(streams, fn, base, scale, norm_weight, rms_eps=rms_eps, hc_eps=hc_eps)
+    tokens, num_streams, dim = streams.shape
+    _check(streams, fn, base, scale, norm_weight, num_streams, 1)
+    normed = torch.empty((tokens, dim), dtype=streams.dtype)
+    library.headrace_hc_head(
+        streams.dtype is torch.bfloat16, streams.data_ptr(), fn.data_ptr(), base.data_ptr(), scale.data_ptr(),
+        norm_weight.data_ptr(), tokens, num_streams, dim, rms_eps, hc_eps, normed.data_ptr(),
+    )  # fmt: skip
+    return normed
+
+
+def hyper_connection_mix_reference(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_streams = streams.shape[1]
+    parts = [num_streams, num_streams, num_streams**2]
+    pre, post, comb = _normalised_linear(streams, fn, rms_eps).split(parts, dim=-1)
+    pre_base, post_base, comb_base = base.split(parts)
+    pre = torch.sigmoid(pre * scale[0] + pre_base) + hc_eps
+    post = 2 * torch.sigmoid(post * scale[1] + post_base)
+    comb = torch.softmax((comb * scale[2] + comb_base).unflatten(-1, (num_streams, num_streams)), dim=-1) + hc_eps
+    comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
+    for _ in range(iterations - 1):  # rows, then columns: it ends on columns
+        comb = comb / (comb.sum(dim=-1, keepdim=True) + hc_eps)
+        comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
+    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb
+
+
+def hyper_connection_update_reference(
+    streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
+    mixed = torch.bmm(comb.transpose(1, 2), streams.float())
+    return torch.addcmul(mixed, post.unsqueeze(-1), y.float().unsqueeze(1)).to(streams.dtype)
+
+
+def hyper_connection_head_reference(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    pre = torch.sigmoid(_normalised_linear(streams, fn, rms_eps) * scale + base) + hc_eps
+    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps)
+
+
+def _normalised_linear(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
+    """fn applied to the RMS-normalised concatenation of the streams: [T, out] fp32."""
+    flat = streams.float().flatten(1)
+    return F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+
+
+def _weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+
+
+def _check(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    outputs: int,
+    scales: int,
+) -> None:
+    _, num_streams, dim = streams.shape
+    require(streams.is_contiguous() and num_streams <= _MAX_STREAMS, "hyper-connection: streams [T, N <= 8, d]")
+    sizes = ((fn, outputs * num_streams * dim), (base, outputs), (scale, scales), (norm_weight, dim))
+    require(
+        all(x.dtype is torch.float32 and x.is_contiguous() and x.numel() == size for x, size in sizes),
+        f"hyper-connection: fn [{outputs}, {num_streams * dim}], base [{outputs}], scale [{scales}] and norm_weight "
+        f"[{dim}] must be contiguous fp32",
+    )

@@ -1,0 +1,75 @@
+"""The compiled kernels as Python callables: loads the library on first use, or decides that torch must do.
+
+HEADRACE_KERNELS=reference keeps to torch; a target's name (`generic`, `avx2`, ...) loads that target's library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from typing import Any
+
+import torch
+
+from headrace_engine.kernels import build
+
+logger = logging.getLogger(__name__)
+
+# Arguments of each function, in order: i int, l int64, f float, p pointer (None is null).
+_KINDS = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
+_SIGNATURES = {
+    "norm_rope": "i pppp lllll fi p",
+    "linear": "ii pp llll p",
+    "hc_mix": "i ppppp llll ff ppp",
+    "hc_head": "i ppppp lll ff p",
+    "hc_update": "i pppp lll",
+    "experts": "i ppppp llll f p",
+    "route": "i pppp llll f pp",
+    "attention": "i pp pppp ll pll ppp plll pl llll f l p",
+    "write_ring": "i p ppp l plll",
+    "select_entries": "i pp ppp ll pll llll p",
+    "compress": "ii plp pppp ll pll pp llll f pll",
+}
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def library_for(x: torch.Tensor) -> Any | None:
+    """The kernels that work on a tensor of this device and dtype; None: use the reference."""
+    return library() if x.is_cpu and x.dtype in _DTYPES else None
+
+
+@functools.cache
+def library() -> Any | None:
+    """The kernels of this process, loaded once; None where there are none, which is logged once."""
+    choice = os.environ.get("HEADRACE_KERNELS", "")
+    if choice == "reference":
+        return None
+    if choice and choice not in build.TARGETS:
+        raise ValueError(f"HEADRACE_KERNELS={choice!r}: choose reference, {', '.join(build.TARGETS)}")
+    try:
+        return load(choice or None)
+    except build.BuildError as error:
+        logger.warning("CPU kernels are not available, torch runs instead, several times slower: %s", error)
+        return None
+
+
+def load(target: str | None = None) -> Any:
+    """The library of a target (default: this CPU's best), with typed functions. Raises build.BuildError."""
+    path = build.find_or_build(target)
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise build.BuildError(f"cannot load {path}: {error}; delete the file to have it compiled again") from error
+    for name, kinds in _SIGNATURES.items():
+        function = getattr(loaded, f"headrace_{name}")
+        function.argtypes = [_KINDS[kind] for kind in kinds if kind != " "]
+        function.restype = None
+    return loaded
+
+
+def require(condition: bool, message: str) -> None:
+    """A kernel's door: it reads raw memory, so a wrong shape must not get through."""
+    if not condition:
+        raise ValueError(message)
