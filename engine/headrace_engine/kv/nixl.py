@@ -98,7 +98,7 @@ class NixlTransport:
         except TransportError:
             raise
         except Exception as error:
-            self._forget(peer.agent_name)  # half-loaded metadata would make NIXL refuse the next attempt
+            self._forget(peer.agent_name)  # else NIXL would refuse the next attempt
             raise TransportError(f"cannot connect to {peer.agent_name!r}: {_describe(error)}") from error
         self._remotes[peer.agent_name] = _Remote(items, _first_items(peer.regions))
 
@@ -227,7 +227,10 @@ def _descriptors(regions: Sequence[Region]) -> np.ndarray:
 
 
 def _seal(metadata: bytes) -> bytes:
-    """Metadata with a digest before it: NIXL parses it in C++ and must not be given damaged bytes."""
+    """Metadata with a digest before it.
+
+    NIXL must not be given damaged bytes: a blob that it can only load in part spoils the peer's name for good.
+    """
     return hashlib.blake2b(metadata, digest_size=_DIGEST_BYTES).digest() + metadata
 
 

@@ -174,8 +174,10 @@ class Pusher:
         self._look_at_writes(transfer, now)  # small and local writes end at once
 
     def _notify(self, transfer: _Transfer, notify: Notify, now: float) -> None:
+        """Tell decode, over a new connection if a failed write has cost the old one: it must not wait for the lease."""
         self.last_notified_at = now
         try:
+            self._connect(transfer.push.ticket.peer)
             self._transport.notify(transfer.peer_name, encode_completion(notify.completion))
             transfer.push.notified()
         except TransportError as error:

@@ -131,9 +131,9 @@ def test_one_failed_write_of_several_tells_decode_only_when_none_can_write_any_m
     for position, index in enumerate(order):
         rank.end(index, WriteState.FAILED if position == 1 else WriteState.DONE)
         events += rank.settle()
-    # The second to end failed; its connection was ended at once, and the third with it.
-    assert [type(event) for event in events] == [PushFailed]
-    assert rank.transport.peers == []
+        # The second to end failed: its connection was ended at once, and the third with it.
+        assert len(rank.transport.told) == (0 if position == 0 else 1)
+    assert events == [PushFailed(key, "r-1", "a write failed")]
 
 
 def test_a_post_that_fails_is_told_to_decode_at_once() -> None:
@@ -141,6 +141,7 @@ def test_a_post_that_fails_is_told_to_decode_at_once() -> None:
     rank.transport.refusing = {"write"}
     key = rank.give_all(ticket_to(PEER))
     assert rank.settle() == [PushFailed(key, "r-1", "cannot write")]
+    assert rank.transport.told == [(PEER.agent_name, Failed("r-1", 1, "cannot write"))]
 
 
 def test_a_cancelled_push_is_told_to_decode() -> None:
@@ -159,6 +160,7 @@ def test_a_peer_that_cannot_be_reached_fails_the_push() -> None:
     rank.transport.refusing = {"connect"}
     key = rank.open(ticket_to(PEER))
     assert rank.settle() == [PushFailed(key, "r-1", "cannot connect")]
+    assert rank.pusher.is_idle
 
 
 def test_pushes_to_ranks_with_equal_generations_and_request_ids_do_not_mix() -> None:
@@ -182,7 +184,8 @@ def test_a_write_that_takes_too_long_ends_the_connection_and_every_push_over_it(
     rank.settle()
     rank.now = 10.1
     assert [event.key for event in rank.settle()] == slow
-    assert rank.transport.peers == [other.agent_name]
+    assert {name for name, _ in rank.transport.told} == {PEER.agent_name}
+    assert rank.transport.handles[2].state is WriteState.RUNNING
 
 
 def test_a_new_life_of_a_rank_replaces_the_old_connection() -> None:

@@ -109,7 +109,7 @@ class PrefillRank:
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[PrefillRank]:
-    rank = PrefillRank(write_timeout_seconds=1.0)
+    rank = PrefillRank()
     yield rank
     rank.agent.close()
 
@@ -266,9 +266,9 @@ def test_a_killed_peer_fails_the_push_at_once_and_its_next_life_works(
     ticket = first.issue("r-b", token_ids, [0, 1], 0)
     first.process.kill()
     first.process.wait()
-    started = time.monotonic()
-    assert isinstance(prefill.push(ticket, token_ids, [1, 2], 0), PushFailed)
-    assert time.monotonic() - started < 2.0
+    failed = prefill.push(ticket, token_ids, [1, 2], 0)
+    assert isinstance(failed, PushFailed)
+    assert "took longer" not in failed.error  # the broken connection was noticed, no timeout was waited for
 
     second = start_decode("decode-restarted")
     assert isinstance(prefill.push(second.issue("r-c", token_ids, [0, 1], 0), token_ids, [3, 4], 1), PushDone)
@@ -292,8 +292,9 @@ def test_a_peer_that_restarts_between_two_pushes_is_replaced(
 
 
 def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
+    start_decode: Callable[..., DecodeRank],
 ) -> None:
+    prefill = PrefillRank(write_timeout_seconds=1.5)
     token_ids = prompt(2 * BLOCK_SIZE)
     frozen, alive = start_decode("decode-frozen"), start_decode("decode-alive")
     assert isinstance(prefill.push(frozen.issue("r-1", token_ids, [0, 1], 0), token_ids, [1, 2], 0), PushDone)
@@ -311,6 +312,8 @@ def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     os.kill(frozen.process.pid, signal.SIGCONT)
     assert isinstance(prefill.push(frozen.issue("r-4", token_ids, [5, 6], 1), token_ids, [1, 2], 0), PushDone)
     assert_pushed(prefill, frozen, [(1, 5), (2, 6)], slots=(0, 1))
+    assert prefill.agent.stats().num_push_failures_total == 1
+    prefill.agent.close()
 
 
 def test_damaged_metadata_fails_the_push_and_spoils_nothing(prefill: PrefillRank, decode: DecodeRank) -> None:
