@@ -1,0 +1,171 @@
+"""Prefill and decode apart give the tokens of both together, which are those of an independent implementation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from tests.pd.engines import (
+    BLOCK,
+    TIMEOUT,
+    Engine,
+    Events,
+    completion,
+    generate,
+    pd_tokens,
+    post_prefill,
+    prompts_of,
+    round_trip,
+    running,
+)
+
+LENGTHS = [1, 2, 3, *range(BLOCK - 1, 2 * BLOCK + 2), 4 * BLOCK, 4 * BLOCK + 1, 130, 200]
+
+
+@pytest.fixture(scope="module")
+def unified() -> Iterator[Engine]:
+    engine = Engine("--role", "unified")
+    with running(engine):
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Engine, Engine]]:
+    engines = Engine("--role", "prefill", "--max-batch-tokens", "40"), Engine("--role", "decode")
+    with running(*engines):
+        yield engines
+
+
+def test_every_residue_gives_the_tokens_of_one_engine(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    for prompt in prompts_of(LENGTHS):
+        assert pd_tokens(prefill.url, decode.url, prompt) == generate(unified.url, prompt), len(prompt)
+    prefill.wait_all_free()
+    decode.wait_all_free()
+
+
+def test_many_at_once(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    prompts = prompts_of([5 + 3 * i for i in range(12)], first=50)
+    with ThreadPoolExecutor(12) as pool:
+        apart = list(pool.map(lambda prompt: pd_tokens(prefill.url, decode.url, prompt), prompts))
+        together = list(pool.map(lambda prompt: generate(unified.url, prompt), prompts))
+    assert apart == together
+
+
+def test_cached_tokens_are_prefills_own_hits_never_what_was_received(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts_of([3 * BLOCK + 2], first=90)
+    body = completion(prompt)
+    first, second = (round_trip(prefill.url, decode.url, body) for _ in range(2))
+    assert first["leg"] == {"status": "pushed", "num_cached_tokens": 0}
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 3 * BLOCK
+    assert first["choices"] == second["choices"]
+
+
+def test_a_stream_carries_the_ticket_and_then_the_clients_own_events(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts_of([20], first=95)
+    body = completion(prompt, stream=True)
+    headers = {"x-headrace-leg": "decode"}
+    with httpx.stream("POST", f"{decode.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT) as response:
+        events = iter(Events(response))
+        name, ticket = next(events)
+        assert name == "ticket"
+        with ThreadPoolExecutor(1) as pool:
+            leg = pool.submit(post_prefill, prefill.url, body, ticket)
+            rest = list(events)
+        assert leg.result().status_code == 200
+    assert {name for name, _ in rest} == {""}
+    assert rest[-1] == ("", "[DONE]")
+    tokens = [t for _, data in rest[:-1] for t in json.loads(data)["choices"][0].get("token_ids", [])]
+    assert tokens == pd_tokens(prefill.url, decode.url, prompt)
+
+
+def test_chat_goes_through_both_legs(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Where does the water go?"}]}
+    body |= {"max_tokens": 6, "temperature": 0}
+    path = "/v1/chat/completions"
+    alone = httpx.post(f"{unified.url}{path}", json=body, timeout=TIMEOUT).json()
+    apart = round_trip(prefill.url, decode.url, body, path)
+    assert apart["choices"] == alone["choices"]
+
+
+def test_sampling_with_a_seed_is_the_same_apart_and_together(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts_of([21], first=99)
+    body = completion(prompt, temperature=1.0, top_p=0.9, seed=7)
+    apart = round_trip(prefill.url, decode.url, body)["choices"][0]["token_ids"]
+    assert apart == generate(unified.url, prompt, temperature=1.0, top_p=0.9, seed=7)
+
+
+def test_the_clients_leaving_aborts_decode_and_frees_its_blocks(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts_of([30], first=70)
+    body = completion(prompt)
+    headers = {"x-headrace-leg": "decode"}
+    with httpx.stream("POST", f"{decode.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT) as response:
+        _, ticket = next(iter(Events(response)))
+    # Prefill does not know, and writes: into quarantined blocks, which its completion sets free.
+    post_prefill(prefill.url, body, ticket)
+    decode.wait_all_free()
+    prefill.wait_all_free()
+
+
+BAD_BODIES = [
+    ({"model": "nobody"}, 404, "model_not_found"),
+    ({"max_tokens": -1}, 400, None),
+    ({"prompt": [20] * 5000}, 400, "context_length_exceeded"),
+    ({"prompt": [20, 999_999]}, 400, None),
+    ({"n": 2}, 400, "unsupported_value"),
+    ({"prompt": ["a", "b"]}, 400, None),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "code"), BAD_BODIES)
+@pytest.mark.parametrize("leg", ["decode", "prefill"])
+def test_a_bad_request_is_refused_plainly_and_reserves_nothing(
+    pair: tuple[Engine, Engine], leg: str, change: dict[str, object], status: int, code: str | None
+) -> None:
+    engine = pair[0] if leg == "prefill" else pair[1]
+    body = {**completion([20, 21, 22]), **change}
+    headers = {"x-headrace-leg": leg}
+    if leg == "prefill":
+        reply = post_prefill(engine.url, body, _ticket(pair, [20, 21, 22]))
+    else:
+        reply = httpx.post(f"{engine.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    pair[0].wait_all_free()
+
+
+def _ticket(pair: tuple[Engine, Engine], prompt: list[int]) -> str:
+    """A real ticket, whose decode leg has been closed again."""
+    headers = {"x-headrace-leg": "decode"}
+    with httpx.stream(
+        "POST", f"{pair[1].url}/v1/completions", json=completion(prompt), headers=headers, timeout=TIMEOUT
+    ) as response:
+        return next(iter(Events(response)))[1]
+
+
+def test_a_ticket_for_another_prompt_is_refused(pair: tuple[Engine, Engine]) -> None:
+    reply = post_prefill(pair[0].url, completion([20, 21, 23]), _ticket(pair, [20, 21, 22]))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "prompt_mismatch")
+
+
+def test_a_ticket_is_good_for_one_push(pair: tuple[Engine, Engine]) -> None:
+    ticket = _ticket(pair, [20, 21, 22])
+    replies = [post_prefill(pair[0].url, completion([20, 21, 22]), ticket) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 409]
+    assert replies[1].json()["error"]["code"] == "stale_ticket"
+
+
+@pytest.mark.parametrize("leg", ["", "decode"])
+def test_a_prefill_engine_takes_prefill_legs_only(pair: tuple[Engine, Engine], leg: str) -> None:
+    headers = {"x-headrace-leg": leg} if leg else {}
+    reply = httpx.post(f"{pair[0].url}/v1/completions", json=completion([20]), headers=headers, timeout=TIMEOUT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "wrong_role")
