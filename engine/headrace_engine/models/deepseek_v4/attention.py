@@ -148,8 +148,8 @@ class Attention:
 
     def _project_out(self, attended: torch.Tensor) -> torch.Tensor:
         """The grouped low-rank output projection of [T, heads, head_dim]."""
-        groups = self.config.num_output_groups
-        grouped = attended.reshape(attended.shape[0], groups, -1).transpose(0, 1)  # [groups, T, heads/groups * dim]
+        by_group = (attended.shape[0], *self.weights.w_out_a.shape[::2])  # [T, groups, heads / groups * head_dim]
+        grouped = attended.reshape(by_group).transpose(0, 1)
         latent = torch.bmm(grouped, self.weights.w_out_a.transpose(1, 2)).transpose(0, 1).flatten(1)
         return F.linear(latent, self.weights.w_out_b)
 

@@ -24,7 +24,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool = 
     """
     if x.ndim == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    pairs = x[..., x.shape[-1] - 2 * cos.shape[-1] :].view(*x.shape[:-1], -1, 2)
+    pairs = x[..., x.shape[-1] - 2 * cos.shape[-1] :].view(*x.shape[:-1], cos.shape[-1], 2)
     real, imaginary = pairs[..., 0].float(), pairs[..., 1].float()
     if inverse:
         sin = -sin
