@@ -9,7 +9,7 @@ from headrace_engine.core import SamplingParams
 from headrace_engine.sampler import NOT_FINITE, Draw, sample, uniform
 
 
-def draw_many(logits: list[float], params: SamplingParams, n: int = 4000) -> list[float]:
+def draw_many(logits: list[float], params: SamplingParams, n: int = 1500) -> list[float]:
     """Frequencies of each token over n positions."""
     rows = torch.tensor(logits).repeat(n, 1)
     tokens = sample(rows, [Draw(params, position) for position in range(n)])
@@ -24,7 +24,7 @@ def test_temperature_zero_takes_the_largest_logit() -> None:
 def test_frequencies_follow_the_softmax() -> None:
     frequencies = draw_many([0.0, 1.0, 2.0], SamplingParams(seed=3))
     expected = torch.softmax(torch.tensor([0.0, 1.0, 2.0]), 0).tolist()
-    assert frequencies == pytest.approx(expected, abs=0.03)
+    assert frequencies == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize(

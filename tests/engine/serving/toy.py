@@ -1,0 +1,73 @@
+"""A deterministic model that is no neural network: the next token depends on every earlier token, through the cache.
+
+The paged group keeps each token at its place, the state group keeps a running sum; a token that was not written, or
+was written to the wrong block or slot, changes everything after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from headrace_engine.models.protocol import CacheGroup, ForwardBatch, GroupKind
+
+VOCAB = 272  # the tiny tokenizer's
+EOS = 1
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """What the toy generates after these tokens."""
+    weighted = sum((i + 1) * t for i, t in enumerate(token_ids))
+    return (weighted * 7 + 3 * sum(token_ids)) % (VOCAB - 16) + 16
+
+
+def expected(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class ToyModel:
+    """Implements models.protocol.Model."""
+
+    cache_groups = (
+        CacheGroup("tokens", GroupKind.PAGED, (0,), 1, "float32"),
+        CacheGroup("sum", GroupKind.STATE, (0,), 1, "float32", rows=1),
+    )
+    vocab_size = VOCAB
+    max_position = 256
+    eos_token_ids = (EOS,)
+    block_multiple = 4
+    digest = "toy"
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.num_forwards = 0
+
+    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: object) -> torch.Tensor:
+        self.num_forwards += 1
+        starts = batch.query_starts.tolist()
+        rows: dict[int, int] = {}
+        for s, length in enumerate(batch.query_lens):
+            end = int(batch.context_lens[s])
+            table, slot = batch.block_tables[s].tolist(), int(batch.state_slots[s])
+            total = cache["sum"][slot, 0, 0, 0]
+            if end == length:
+                total.zero_()
+            for i in range(length):
+                position = int(batch.positions[starts[s] + i])
+                assert position == end - length + i
+                token = batch.token_ids[starts[s] + i]
+                cache["tokens"][table[position // self._block_size], 0, position % self._block_size, 0] = token
+                total += token
+            weighted = 0
+            for position in range(end):
+                block = table[position // self._block_size]
+                weighted += (position + 1) * int(cache["tokens"][block, 0, position % self._block_size, 0])
+            rows[starts[s + 1] - 1] = (weighted * 7 + 3 * int(total)) % (VOCAB - 16) + 16
+        logits = torch.zeros(len(batch.logit_rows), VOCAB)
+        for i, row in enumerate(batch.logit_rows.tolist()):
+            logits[i, rows[row]] = 1.0
+        return logits
