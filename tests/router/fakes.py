@@ -25,11 +25,11 @@ from headrace_engine.router.fleet import Endpoint
 from headrace_engine.router.static import StaticSource
 
 QUICK = Limits(
-    request_seconds=5.0,
+    request_seconds=20.0,
     connect_seconds=1.0,
-    ticket_seconds=0.4,
-    prefill_seconds=0.4,
-    idle_seconds=0.4,
+    ticket_seconds=1.0,
+    prefill_seconds=1.0,
+    idle_seconds=1.0,
     drain_seconds=1.0,
 )
 PATH = "/v1/completions"
@@ -63,6 +63,7 @@ class FakeEngine:
         self.fingerprint = "F1"
         self.tokens = ["a", "b", "c"]
         self.token_seconds = 0.0
+        self.may_send: asyncio.Semaphore | None = None  # one token for each release
         self.open_legs = 0
         self.num_legs = 0
         self.ready = True
@@ -168,6 +169,8 @@ class FakeEngine:
         for index, token in enumerate(self.tokens):
             if self.token_seconds and index:
                 await asyncio.sleep(self.token_seconds)
+            if self.may_send is not None:
+                await self.may_send.acquire()
             self.sent_at.append(asyncio.get_running_loop().time())
             await stream.write(token_event(token))
             if index == 1 and fault in ("die_mid_stream", "die_mid_event"):

@@ -81,6 +81,16 @@ async def test_no_request_makes_more_than_the_allowed_attempts(role):
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_a_group_that_failed_a_request_is_not_asked_again_even_if_it_is_the_only_one(role):
+    async with rig() as r:
+        (only,) = getattr(r, role)
+        only.always = "500"
+        assert (await r.ask())[0] == 500
+        assert only.num_legs == 1
+        assert await r.settled()
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 @pytest.mark.parametrize("status", [400, 429])
 async def test_a_refusal_for_the_client_is_relayed_unchanged_and_not_retried(role, status):
     async with rig(num_prefill=2, num_decode=2) as r:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace_engine.core import Role
 from headrace_engine.router.fleet import Charge, Endpoint, Fleet, NoGroup
@@ -70,6 +70,17 @@ def test_a_trial_that_ends_without_a_result_gives_way_to_another():
     fleet.dispatch(Role.DECODE)
 
 
+def test_a_failure_is_no_news_of_a_group_that_has_answered_another_leg_since():
+    fleet = Fleet()
+    fleet.replace([endpoint("a")])
+    late, quick = fleet.dispatch(Role.DECODE), fleet.dispatch(Role.DECODE)
+    quick.reached()
+    late.unreachable(0.0)
+    assert fleet.snapshot()["decode"][0]["connection_failures"] == 0
+    quick.unreachable(0.0)  # its own stream broke, and nobody has heard of the group since
+    assert fleet.snapshot()["decode"][0]["connection_failures"] == 1
+
+
 def test_a_refused_fingerprint_is_remembered_for_a_while():
     clock = Clock()
     fleet = Fleet(clock)
@@ -108,9 +119,8 @@ class Charges(RuleBasedStateMachine):
         self.clock = Clock()
         self.fleet = Fleet(self.clock)
         self.charges: list[Charge] = []
-        self.released: list[Charge] = []
 
-    @rule(names=st.sets(st.sampled_from("abc")))
+    @rule(names=st.sets(st.sampled_from("abc"), min_size=1))
     def replace(self, names: set[str]) -> None:
         self.fleet.replace([endpoint(name) for name in names])
 
@@ -121,18 +131,19 @@ class Charges(RuleBasedStateMachine):
         except NoGroup:
             pass
 
-    @rule(data=st.data(), how=st.sampled_from(["release", "again", "reached", "unreachable"]))
-    def use(self, data: st.DataObject, how: str) -> None:
-        pool = self.released if how == "again" else self.charges
-        if not pool:
-            return
-        charge = data.draw(st.sampled_from(pool))
-        if how == "release":
-            self.charges.remove(charge)
-            self.released.append(charge)
-        if how in ("release", "again"):
+    @precondition(lambda self: self.charges)
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def release(self, data: st.DataObject, times: int) -> None:
+        charge = data.draw(st.sampled_from(self.charges))
+        self.charges.remove(charge)
+        for _ in range(times):
             charge.release()
-        elif how == "reached":
+
+    @precondition(lambda self: self.charges)
+    @rule(data=st.data(), reached=st.booleans())
+    def learn(self, data: st.DataObject, reached: bool) -> None:
+        charge = data.draw(st.sampled_from(self.charges))
+        if reached:
             charge.reached()
         else:
             charge.unreachable(self.clock.now)

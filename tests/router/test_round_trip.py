@@ -74,13 +74,12 @@ async def test_without_an_id_one_is_made():
 async def test_tokens_arrive_as_they_are_made():
     async with rig() as r:
         r.decode[0].tokens = list("abcdef")
-        r.decode[0].token_seconds = 0.05
-        delays = []
+        r.decode[0].may_send = asyncio.Semaphore(1)
         async with r.post({"prompt": "x", "stream": True}) as response:
-            for sent_index in range(6):
-                await response.content.readany()
-                delays.append(asyncio.get_running_loop().time() - r.decode[0].sent_at[sent_index])
-        assert max(delays) < 0.045, "a token waited for the next one"
+            for token in "abcdef":
+                # The engine makes the next token only once this one is here, so nobody on the way may hold it back.
+                assert (await response.content.readany()).startswith(token_event(token))
+                r.decode[0].may_send.release()
 
 
 async def test_a_body_of_many_megabytes_passes():
@@ -135,8 +134,10 @@ async def test_connections_to_engines_are_kept():
         assert num_connections <= 4  # a leg's and a probe's for each of the two groups
 
 
+@pytest.mark.slow
 async def test_a_thousand_streams_at_once():
-    async with rig(num_prefill=2, num_decode=2, limits=Limits()) as r:
+    limits = Limits(connect_seconds=60)  # client, router and engines share one thread here
+    async with rig(num_prefill=2, num_decode=2, limits=limits) as r:
         for decode in r.decode:
             decode.token_seconds = 0.2
         answers = await asyncio.gather(*(r.ask(stream=True) for _ in range(1000)))

@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 class Limits:
     max_attempts: int = 3  # fresh pairs of groups before the client has seen a byte
     request_seconds: float = 3600.0  # one request from its first byte in to its last byte out
-    connect_seconds: float = 3.0  # TCP connection to an engine
+    connect_seconds: float = 5.0  # TCP connection to an engine
     ticket_seconds: float = 60.0  # decode leg sent -> ticket received
     prefill_seconds: float = 600.0  # prefill leg sent -> pushed
     idle_seconds: float = 300.0  # silence of a decode group that should be streaming

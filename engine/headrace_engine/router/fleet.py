@@ -45,6 +45,7 @@ class Group:
         self.num_live = 0  # legs dispatched and not released
         self.circuit: Circuit = CLOSED
         self.on_trial = False
+        self.num_answers = 0  # legs that it has begun to answer
         self.last_turn = 0  # the fleet's turn in which it was chosen last
         self._refused_until: dict[str, float] = {}  # KV fingerprint -> monotonic seconds
 
@@ -81,19 +82,27 @@ class Charge:
     def __init__(self, group: Group) -> None:
         self.group = group
         self._released = False
+        self._num_answers_before = group.num_answers
         self._is_trial = group.circuit.num_failures > 0
         group.num_live += 1
         if self._is_trial:
             group.on_trial = True
 
     def reached(self) -> None:
-        """The group has answered: past connection failures count no more."""
+        """The group has begun to answer: past connection failures count no more."""
         self.group.circuit = CLOSED
+        self.group.num_answers += 1
+        self._num_answers_before = self.group.num_answers
         self._end_trial()
 
     def unreachable(self, now: float) -> None:
-        """The connection failed, broke, or stayed silent beyond its deadline."""
-        self.group.circuit = self.group.circuit.failed(now)
+        """The connection failed, broke, or stayed silent beyond its deadline.
+
+        If the group has answered another leg since this one last heard of it, it is there, and the fault is this
+        connection's (in a burst of new connections some are late); it gets no cool-down for that.
+        """
+        if self.group.num_answers == self._num_answers_before:
+            self.group.circuit = self.group.circuit.failed(now)
         self._end_trial()
 
     def release(self) -> None:
