@@ -35,6 +35,15 @@ def has_drifted(live: Body, desired: Body) -> bool:
     )
 
 
+def status_has_drifted(live: Body, wanted: Body) -> bool:
+    """Whether the live status says less, more or other than `wanted`; other people's conditions are their own."""
+    conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}
+    others = {key: value for key, value in wanted.items() if key != "conditions"}
+    return any(conditions.get(condition["type"]) != condition for condition in wanted["conditions"]) or any(
+        live.get(key, []) != value for key, value in others.items()
+    )
+
+
 def _stamp(body: Body) -> str | None:
     annotations = body["metadata"].get("annotations") or {}
     return annotations.get(names.ANNOTATION_APPLIED)

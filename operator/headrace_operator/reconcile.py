@@ -20,6 +20,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
 from headrace_operator.decide import Application, Decision, Defaults, decide
+from headrace_operator.drift import status_has_drifted
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import controller_uid, observe
 from headrace_operator.rollout import Note
@@ -136,7 +137,7 @@ class Reconciler:
     async def _write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
         """Write the status if it says anything new."""
         wanted = as_applied(status)
-        if _status_holds(wanted, raw.get("status") or {}):
+        if not status_has_drifted(raw.get("status") or {}, wanted):
             return False
         metadata = raw["metadata"]
         written = await self._cluster.apply_status(metadata["namespace"], metadata["name"], metadata["uid"], wanted)
@@ -199,11 +200,3 @@ def _status_before(raw: Body) -> Status:
     except ValidationError:
         return Status()  # it is computed anew; only the memory of failures is lost
 
-
-def _status_holds(wanted: Body, live: Body) -> bool:
-    """Whether the live status says all of `wanted` and nothing else, but for other people's conditions."""
-    conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}
-    others = {key: value for key, value in wanted.items() if key != "conditions"}
-    return all(conditions.get(condition["type"]) == condition for condition in wanted["conditions"]) and all(
-        live.get(key, []) == value for key, value in others.items()
-    )

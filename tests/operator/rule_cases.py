@@ -1,0 +1,134 @@
+"""Accept and reject cases of every cross-field rule: one table for Python, CEL and the real API server.
+
+`resource(changes)` starts from a minimal valid resource; a change's key is a dotted path, its value what is put there.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+MINIMAL: dict[str, Any] = {
+    "apiVersion": "headrace.dev/v1alpha1",
+    "kind": "DisaggDeployment",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "model": {"name": "tiny", "source": {"tiny": {"family": "v4"}}},
+        "roles": [{"name": "prefill"}, {"name": "decode"}],
+    },
+}
+
+
+def resource(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    body = copy.deepcopy(MINIMAL)
+    for path, value in (changes or {}).items():
+        node: Any = body
+        *parents, last = path.split(".")
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+        if isinstance(node, list):
+            node[int(last)] = value
+        else:
+            node[last] = value
+    return body
+
+
+@dataclass(frozen=True)
+class Case:
+    """One resource and what becomes of it. `message`: part of the refusal, or None if it is accepted."""
+
+    name: str
+    changes: dict[str, Any]
+    message: str | None = None
+    before: dict[str, Any] | None = field(default=None)  # the resource that is updated, as changes of MINIMAL
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return resource(self.changes)
+
+
+LONGEST_NAME = "a" * 38
+ROLES = "roles must be prefill and decode together"
+SOURCE = "set exactly one of tiny, hostPath, pvc"
+GPU = "resources.gpu must equal the ranks of a pod"
+DATA_LOCAL = "dataLocal must divide data"
+CAPACITY = "numBlocks * blockSize must be at least maxModelLen"
+OWN_FLAG = "extraArgs may not repeat a flag"
+
+CASES = [
+    Case("the minimal resource", {}),
+    Case("unified alone", {"spec.roles": [{"name": "unified"}]}),
+    Case("prefill alone", {"spec.roles": [{"name": "prefill"}]}, ROLES),
+    Case("decode alone", {"spec.roles": [{"name": "decode"}]}, ROLES),
+    Case("unified beside decode", {"spec.roles": [{"name": "unified"}, {"name": "decode"}]}, ROLES),
+    Case("a role scaled to zero", {"spec.roles.0.replicas": 0}),
+    Case("one source: a folder", {"spec.model.source": {"hostPath": {"path": "/models/v4"}}}),
+    Case("one source: a claim", {"spec.model.source": {"pvc": {"claimName": "weights", "path": "v4/flash"}}}),
+    Case("no source", {"spec.model.source": {}}, SOURCE),
+    Case(
+        "two sources",
+        {"spec.model.source": {"tiny": {"family": "v4"}, "hostPath": {"path": "/models/v4"}}},
+        SOURCE,
+    ),
+    Case("two ranks in one pod", {"spec.roles.1.parallelism": {"data": 2}}),
+    Case("two ranks in two pods", {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}),
+    Case("eight pods of four ranks", {"spec.roles.1.parallelism": {"data": 32, "dataLocal": 4, "expert": True}}),
+    Case("three ranks over pods of two", {"spec.roles.1.parallelism": {"data": 3, "dataLocal": 2}}, DATA_LOCAL),
+    Case(
+        "more ranks in a pod than in the group", {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 4}}, DATA_LOCAL
+    ),
+    Case("sixty-four ranks in one pod", {"spec.roles.1.parallelism": {"data": 64}}),
+    Case("sixty-five ranks in one pod", {"spec.roles.1.parallelism": {"data": 65}}, DATA_LOCAL),
+    Case("one GPU for the one rank", {"spec.roles.0.resources": {"gpu": 1}}),
+    Case("two GPUs for one rank", {"spec.roles.0.resources": {"gpu": 2}}, GPU),
+    Case(
+        "a GPU for each rank of a pod",
+        {"spec.roles.0.resources": {"gpu": 2}, "spec.roles.0.parallelism": {"data": 4, "dataLocal": 2}},
+    ),
+    Case(
+        "GPUs for the group instead of the pod",
+        {"spec.roles.0.resources": {"gpu": 4}, "spec.roles.0.parallelism": {"data": 4, "dataLocal": 2}},
+        GPU,
+    ),
+    Case("GPUs as a limit", {"spec.roles.0.resources": {"limits": {"nvidia.com/gpu": 1}}}),
+    Case(
+        "GPUs both ways",
+        {"spec.roles.0.resources": {"gpu": 1, "limits": {"nvidia.com/gpu": 1}}},
+        "set either gpu or limits[nvidia.com/gpu]",
+    ),
+    Case("a cache that holds one longest sequence", {"spec.engine": {"maxModelLen": 256, "numBlocks": 2}}),
+    Case("a cache one token too small", {"spec.engine": {"maxModelLen": 257, "numBlocks": 2}}, CAPACITY),
+    Case("a longer context than the default cache", {"spec.engine": {"maxModelLen": 131073}}, CAPACITY),
+    Case("another flag of the engine", {"spec.engine": {"extraArgs": ["--some-flag=1", "--roleplay"]}}),
+    Case("a flag of the operator", {"spec.engine": {"extraArgs": ["--role=decode"]}}, OWN_FLAG),
+    Case("a flag of the operator and its value apart", {"spec.engine": {"extraArgs": ["--port", "1"]}}, OWN_FLAG),
+    Case("the longest name", {"metadata.name": LONGEST_NAME}),
+    Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
+    Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
+    Case("a dotted name", {"metadata.name": "a.b"}, "start with a letter"),
+    Case("a new number of groups", {"spec.roles.0.replicas": 3}, before={}),
+    Case("a new seed", {"spec.model.source.tiny.seed": 7}, before={}),
+    Case("another model name", {"spec.model.name": "other"}, "model.name cannot be changed", before={}),
+]
+
+# Bounds and types of single fields: the schema's part, checked in the same three ways.
+FIELD_CASES = [
+    Case("a negative number of groups", {"spec.roles.0.replicas": -1}, "replicas"),
+    Case("too many groups", {"spec.roles.0.replicas": 1001}, "replicas"),
+    Case("no such role", {"spec.roles.0.name": "encode"}, "name"),
+    Case("no such type", {"spec.engine": {"dtype": "float8"}}, "dtype"),
+    Case("no roles", {"spec.roles": []}, "roles"),
+    Case("the same role twice", {"spec.roles": [{"name": "decode"}, {"name": "decode"}]}, "roles"),
+    Case("a relative path on the host", {"spec.model.source": {"hostPath": {"path": "models"}}}, "path"),
+    Case(
+        "a path that leaves the volume",
+        {"spec.model.source": {"pvc": {"claimName": "weights", "path": "../other"}}},
+        "path",
+    ),
+    Case("blanks in the model name", {"spec.model.name": "a b"}, "name"),
+    Case("memory in quantities", {"spec.roles.0.resources": {"requests": {"memory": "16Gi", "cpu": 2}}}),
+    Case("memory in words", {"spec.roles.0.resources": {"requests": {"memory": "a lot"}}}, "memory"),
+    Case("a variable without a name", {"spec.roles.0.template": {"env": [{"value": "1"}]}}, "name"),
+    Case("any field of a pod", {"spec.roles.0.template": {"podSpec": {"priorityClassName": "high"}}}),
+]

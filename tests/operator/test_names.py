@@ -1,0 +1,37 @@
+"""Names: within Kubernetes' limits for the largest deployment that the rules allow."""
+
+from __future__ import annotations
+
+import re
+
+from headrace_operator import names
+
+LONGEST = "a" * names.MAX_NAME_LENGTH
+REVISION = "0" * names.REVISION_LENGTH
+LABEL_VALUE = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+
+def test_the_longest_pod_name_fits_a_host_name() -> None:
+    last = names.pod_name(LONGEST, names.UNIFIED, REVISION, names.MAX_GROUPS - 1, names.MAX_PODS_PER_GROUP - 1)
+    assert len(last) == 63
+
+
+def test_all_other_names_fit_a_service_name() -> None:
+    for name in (
+        names.revision_name(LONGEST, names.UNIFIED, REVISION),
+        names.role_service_name(LONGEST, names.UNIFIED),
+        names.router_name(LONGEST),
+        names.router_service_name(LONGEST),
+    ):
+        assert len(name) <= 63
+        assert LABEL_VALUE.match(name)
+
+
+def test_the_leader_is_pod_zero_under_the_service_of_its_revision() -> None:
+    assert names.leader_host("demo", "decode", "abc", 3) == "demo-decode-abc-3-0.demo-decode-abc"
+
+
+def test_label_values_are_valid() -> None:
+    for value in names.pod_labels(LONGEST, names.UNIFIED, REVISION, 999, 999).values():
+        assert len(value) <= 63
+        assert LABEL_VALUE.match(value)

@@ -1,0 +1,118 @@
+"""From API objects to the planner's data."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.operator.worlds import UID, FakeCluster, pod_status, ready_status, stored
+
+from headrace_operator import names
+from headrace_operator.groups import GroupKey
+from headrace_operator.observe import observe, pod_trouble
+from headrace_operator.store import slim
+
+
+def settled() -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.settle(stored({"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1}}))
+    return cluster
+
+
+def test_children_are_sorted_into_groups_by_label() -> None:
+    observed = observe("demo", UID, settled().objects.values())
+    assert sorted((key.role, key.index, [p.index for p in pods]) for key, pods in observed.groups.items()) == [
+        ("decode", 0, [0, 1]),
+        ("prefill", 0, [0]),
+    ]
+    assert {role for role, _ in observed.templates} == {"prefill", "decode"}
+
+
+def test_only_the_owner_uid_makes_a_child() -> None:
+    cluster = settled()
+    observed = observe("demo", "another-uid", cluster.objects.values())
+    assert observed.children == {}
+    assert observed.groups == {}
+    assert observed.strangers == set(cluster.objects)
+
+
+def test_a_pod_whose_labels_do_not_fit_its_name_is_misnamed() -> None:
+    cluster = settled()
+    pod = next(iter(cluster.pods().values()))
+    pod["metadata"]["labels"][names.LABEL_GROUP] = "7"
+    observed = observe("demo", UID, cluster.objects.values())
+    assert [p.name for p in observed.misnamed] == [pod["metadata"]["name"]]
+    assert GroupKey("prefill", pod["metadata"]["labels"][names.LABEL_REVISION], 7) not in observed.groups
+
+
+def test_a_stored_template_that_cannot_be_read_is_left_out() -> None:
+    cluster = settled()
+    for (kind, _), body in cluster.objects.items():
+        if kind == "ControllerRevision":
+            body["data"] = {"model": "?"}
+    assert observe("demo", UID, cluster.objects.values()).templates == {}
+
+
+def edited(manager: str, generation: int) -> dict[str, Any]:
+    body = copy.deepcopy(next(iter(settled().pods().values())))
+    fields = {"f:spec": {"f:containers": {'k:{"name":"engine"}': {"f:image": {}}}}}
+    body["metadata"] |= {"generation": generation, "managedFields": [{"manager": manager, "fieldsV1": fields}]}
+    return slim(body, "Pod")
+
+
+@pytest.mark.parametrize(
+    ("manager", "generation", "is_edited"),
+    [("kubectl-edit", 2, True), ("kubectl-edit", 1, False), (names.MANAGER, 2, False)],
+)
+def test_an_image_changed_in_place_is_an_edit(manager: str, generation: int, is_edited: bool) -> None:
+    observed = observe("demo", UID, [edited(manager, generation)])
+    ((pod,),) = observed.groups.values()
+    assert pod.is_edited is is_edited
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return pod_status("Pending", state={"waiting": {"reason": reason, "message": message}})
+
+
+UNSCHEDULABLE = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "part"),
+    [
+        ({}, names.REASON_STARTING, "pod p is starting"),
+        (UNSCHEDULABLE, names.REASON_UNSCHEDULABLE, "0/3 nodes are available"),
+        (waiting("ImagePullBackOff", "no such image"), names.REASON_IMAGE_PULL, "ImagePullBackOff: no such image"),
+        (waiting("CreateContainerConfigError"), names.REASON_CANNOT_START, "CreateContainerConfigError"),
+        (waiting("ContainerCreating"), names.REASON_STARTING, "starting"),
+        (pod_status(started=True, ready=False), names.REASON_PROBE_FAILING, "readiness probe fails"),
+        (pod_status(started=False, ready=False), names.REASON_STARTING, "starting"),
+        (
+            pod_status("Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "a\nb\n"}}),
+            names.REASON_CRASH_LOOP,
+            "container engine exited with code 137 (OOMKilled)\na\nb",
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, names.REASON_CRASH_LOOP, "Evicted: disk"),
+    ],
+)
+def test_why_a_pod_is_not_ready(status: dict[str, Any], reason: str, part: str) -> None:
+    trouble = pod_trouble({"metadata": {"name": "p"}, "status": status})
+    assert trouble is not None
+    assert trouble.reason == reason
+    assert part in trouble.message
+
+
+def test_a_ready_pod_has_no_trouble() -> None:
+    assert pod_trouble({"metadata": {"name": "p"}, "status": ready_status()}) is None
+
+
+def test_long_last_words_are_cut_at_the_front() -> None:
+    status = pod_status("Failed", state={"terminated": {"exitCode": 1, "message": "x" * 5000 + "the end"}})
+    trouble = pod_trouble({"metadata": {"name": "p"}, "status": status})
+    assert trouble is not None
+    assert len(trouble.message) < 1100
+    assert trouble.message.endswith("the end")

@@ -1,0 +1,140 @@
+"""Status: which reason is given for what, and what stays still when nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.worlds import FakeCluster, pod_status, stored
+
+from headrace_operator import names
+from headrace_operator.api_status import Condition, Status
+from headrace_operator.drift import status_has_drifted
+from headrace_operator.status import as_applied, invalid_status
+
+DEP2 = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
+FAILED = pod_status("Failed", state={"terminated": {"exitCode": 1, "reason": "Error", "message": "no memory"}})
+
+
+def condition(cluster: FakeCluster, kind: str) -> Condition:
+    return next(c for c in cluster.status.conditions if c.type == kind)
+
+
+def settled() -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.settle(stored(DEP2))
+    return cluster
+
+
+def decode_pods(cluster: FakeCluster) -> list[dict[str, Any]]:
+    return [pod for name, pod in sorted(cluster.pods().items()) if "decode" in name]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (pod_status("Pending", state={"waiting": {"reason": "ErrImagePull"}}), names.REASON_IMAGE_PULL),
+        (pod_status(started=True, ready=False), names.REASON_PROBE_FAILING),
+        (pod_status(started=False, ready=False), names.REASON_WAITING_FOR_GROUP),
+        ({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"}]}, names.REASON_UNSCHEDULABLE),
+        (FAILED, names.REASON_REBUILDING),
+    ],
+)
+def test_the_reason_of_one_pod_becomes_the_reason_of_the_deployment(status: dict[str, Any], reason: str) -> None:
+    cluster = settled()
+    decode_pods(cluster)[1]["status"] = status
+    cluster.run(stored(DEP2))
+    ready = condition(cluster, names.READY)
+    assert (ready.status, ready.reason) == ("False", reason)
+    assert "decode group 0 of 1" in ready.message
+    assert "prefill 1/1 groups ready, decode 0/1 groups ready" in ready.message
+    assert condition(cluster, names.AVAILABLE).status == "False"
+    assert cluster.status.summary is not None
+    assert cluster.status.summary.reason.startswith(f"{reason}: ")
+
+
+def test_counts_are_of_groups_not_pods() -> None:
+    cluster = settled()
+    decode_pods(cluster)[1]["status"] = pod_status(started=False)
+    cluster.run(stored(DEP2))
+    decode = next(role for role in cluster.status.roles if role.name == "decode")
+    assert (decode.groups, decode.ready_groups, decode.updated_groups) == (1, 0, 1)
+
+
+def test_repeated_failures_are_a_crash_loop_with_the_last_words() -> None:
+    cluster = settled()
+    now = 0.0
+    for _ in range(3):
+        decode_pods(cluster)[0]["status"] = FAILED
+        cluster.run(stored(DEP2), now)  # gives the group up
+        now += 100.0
+        cluster.run(stored(DEP2), now)  # makes it again
+    cluster.run(stored(DEP2), now)
+    ready = condition(cluster, names.READY)
+    assert ready.reason == names.REASON_CRASH_LOOP
+    assert "failed 3 times in a row" in ready.message
+    assert "no memory" in ready.message
+
+
+def test_old_groups_do_not_make_a_new_revision_ready() -> None:
+    cluster = settled()
+    cluster.run(stored({**DEP2, "spec.engine": {"maxSequences": 8}}, generation=2))
+    ready = condition(cluster, names.READY)
+    assert (ready.status, ready.observed_generation) == ("False", 2)
+    assert condition(cluster, names.PROGRESSING).reason == names.REASON_ROLLING_OUT
+    assert cluster.status.observed_generation == 2
+
+
+def test_what_the_api_server_refuses_is_said() -> None:
+    cluster = FakeCluster()
+    cluster.run(stored(), refusals=("apply Pod demo-0: exceeded quota", "apply Pod demo-1: exceeded quota"))
+    for kind in (names.READY, names.PROGRESSING):
+        assert condition(cluster, kind).reason == names.REASON_REFUSED
+        assert "exceeded quota (and 1 more)" in condition(cluster, kind).message
+
+
+def test_times_move_only_when_a_condition_flips() -> None:
+    cluster = settled()
+    cluster.run(stored(DEP2), now=50.0)
+    first = condition(cluster, names.READY).last_transition_time
+    assert first.startswith("1970-01-01T00:00:00")
+    decode_pods(cluster)[0]["status"] = pod_status(started=True, ready=False)
+    cluster.run(stored(DEP2), now=60.0)
+    assert condition(cluster, names.READY).last_transition_time == "1970-01-01T00:01:00.000000Z"
+    assert condition(cluster, names.VALID).last_transition_time == first
+
+
+def test_the_same_status_is_not_written_again() -> None:
+    cluster = settled()
+    cluster.run(stored(DEP2))
+    live = as_applied(cluster.status)
+    cluster.run(stored(DEP2), now=1000.0)
+    assert not status_has_drifted(live, as_applied(cluster.status))
+
+
+def test_conditions_of_others_are_no_difference() -> None:
+    wanted = as_applied(settled().status)
+    live = {**wanted, "conditions": [*wanted["conditions"], {"type": "Approved", "status": "True"}]}
+    assert not status_has_drifted(live, wanted)
+    assert status_has_drifted({**live, "conditions": live["conditions"][1:]}, wanted)
+
+
+def test_an_invalid_spec_keeps_the_counts_and_says_why() -> None:
+    before = settled().status
+    status = invalid_status(before, 5, "spec.roles: prefill and decode together", now=9.0)
+    assert status.roles == before.roles
+    by_type = {c.type: c for c in status.conditions}
+    assert by_type[names.VALID].status == "False"
+    assert by_type[names.VALID].message == "spec.roles: prefill and decode together"
+    assert by_type[names.AVAILABLE].status == "True"  # what runs still serves
+    live = as_applied(status)
+    again = invalid_status(Status.model_validate(live), 5, "spec.roles: prefill and decode together", now=99.0)
+    assert not status_has_drifted(live, as_applied(again))
+
+
+def test_unified_groups_count_for_both_phases() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored({"spec.roles": [{"name": "unified", "replicas": 2}]}))
+    summary = cluster.status.summary
+    assert summary is not None
+    assert (summary.prefill, summary.decode, summary.topology) == ("2/2", "2/2", "2xDP1 unified")
