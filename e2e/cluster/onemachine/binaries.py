@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .console import ClusterError, Progress, run
@@ -130,7 +130,7 @@ def ensure_helm(layout: Layout, progress: Progress) -> Path:
 
 
 def build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path:
-    """Fills a draft folder and renames it when complete, so that an interrupted build is never taken for a finished one."""
+    """Fills a draft folder and renames it when complete: an interrupted build is never taken for a finished one."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path
     return folder
 
 
-def _go(argv: list[str | Path], what: str, progress: Progress, gobin: Path | None = None) -> None:
+def _go(argv: Sequence[object], what: str, progress: Progress, gobin: Path | None = None) -> None:
     """Runs the go command at low priority, with a line of progress every half minute."""
     if shutil.which("go") is None:
         raise ClusterError(

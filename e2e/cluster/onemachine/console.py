@@ -23,8 +23,8 @@ class Progress:
         print(f"[cluster {time.monotonic() - self._start:6.1f}s] {text}", file=sys.stderr, flush=True)
 
 
-def run(argv: Sequence[str | Path], what: str, *, input_text: str | None = None, timeout_seconds: float = 120) -> str:
-    """Runs a command to its end and returns its standard output.
+def run(argv: Sequence[object], what: str, *, input_text: str | None = None, timeout_seconds: float = 120) -> str:
+    """Runs a command (each word is what `str` makes of it) to its end and returns its standard output.
 
     Raises ClusterError with the command's last lines if it fails, is missing or takes longer than timeout_seconds.
     """
@@ -41,7 +41,7 @@ def run(argv: Sequence[str | Path], what: str, *, input_text: str | None = None,
     return done.stdout
 
 
-def attempt(argv: Sequence[str | Path], *, input_text: str | None = None, timeout_seconds: float = 30) -> str | None:
+def attempt(argv: Sequence[object], *, input_text: str | None = None, timeout_seconds: float = 30) -> str | None:
     """Like `run`, for commands whose failure is an answer: None if the command fails or is missing."""
     try:
         return run(argv, "attempt", input_text=input_text, timeout_seconds=timeout_seconds)

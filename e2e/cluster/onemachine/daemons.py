@@ -1,4 +1,4 @@
-"""Background processes: started once with the configuration they should have, started again when they die, stopped whole.
+"""Background processes: started once with the configuration they should have, again when they die, stopped whole.
 
 Each daemon is one session of two processes: a small shell loop, and the daemon that it runs and runs again. The
 session id is the daemon's identity; a record in the run folder holds it with its start time (pids are reused) and a
@@ -27,7 +27,7 @@ class Daemon:
     """What should run: its name, command line, the configuration files it reads at start, and cgroups it starts in."""
 
     name: str
-    argv: Sequence[str | Path]
+    argv: Sequence[object]
     config_files: Sequence[Path] = ()
     cgroups: Sequence[Path] = ()
     env: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Blanks the GPU code inside shared libraries for images that run where no GPU is.
 
-libtorch is linked with every CUDA library, so the loader wants them all, but half of their bytes are GPU programs that only
-a driver would read. As zeros they cost nothing to pack and pull: the image is a third of its size.
+libtorch is linked with every CUDA library, so the loader wants them all, but half of their bytes are GPU programs that
+only a driver would read. They do not compress; as zeros they cost next to nothing to pack and to pull.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine must offer, checked before anything is changed, and the Debian packages that are installed if missing."""
+"""What this machine must offer, checked before anything is changed; Debian packages that are missing are installed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def require_root() -> None:
     """Raises ClusterError unless run by root."""
     if os.geteuid() != 0:
         raise ClusterError(
-            "this needs root: it makes a bridge, mounts, cgroups and containers. Run it with sudo, or set KUBECONFIG to use another cluster"
+            "this needs root: it makes a bridge, mounts, cgroups and containers. Run it with sudo, or set KUBECONFIG "
+            "to use another cluster"
         )
 
 

@@ -23,6 +23,7 @@ from .layers import Image, RunConfig, make_image
 from .layout import Layout
 from .registry import Registry
 
+RECIPE_VERSION = "1"  # raise it when layers of the same content are made in another way
 SITE_PACKAGES = "/opt/headrace/site-packages"
 BIN = "/opt/headrace/bin"
 ENVIRONMENT = {
@@ -77,14 +78,14 @@ class _Maker:
         self._scratch.mkdir(parents=True, exist_ok=True)
 
     def base(self) -> Image:
-        image = Image("headrace-base", rootfs.recipe_digest())
+        image = Image("headrace-base", digest_of([RECIPE_VERSION, rootfs.recipe_digest()]))
         if not self._has(image):
             folder = rootfs.ensure(self._layout, self._progress)
             self._make(image, None, folder, RunConfig(env=ENVIRONMENT, cmd=["bash"]))
         return image
 
     def dependencies_of(self, name: str, base: Image, wanted: dependencies.Dependencies) -> Image:
-        image = Image(name, digest_of([base.tag, wanted.digest()]))
+        image = Image(name, digest_of([RECIPE_VERSION, base.tag, wanted.digest()]))
         if not self._has(image):
             self._progress(
                 f"installing {wanted.name} dependencies (once for each change of {wanted.requirements[0].name})"
@@ -96,7 +97,7 @@ class _Maker:
         return image
 
     def kernels(self, base: Image) -> Image:
-        image = Image("headrace-kernels", digest_of([base.tag, kernels.digest()]))
+        image = Image("headrace-kernels", digest_of([RECIPE_VERSION, base.tag, kernels.digest()]))
         if not self._has(image):
             self._progress("compiling the engine's CPU kernels (once for each change of their sources)")
             with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
@@ -106,7 +107,7 @@ class _Maker:
         return image
 
     def code(self, name: str, base: Image, *, entrypoint: str) -> Image:
-        image = Image(name, digest_of([base.tag, source.digest()]))
+        image = Image(name, digest_of([RECIPE_VERSION, base.tag, source.digest()]))
         if not self._has(image):
             with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
                 source.lay_out(Path(folder), SITE_PACKAGES, BIN)

@@ -89,28 +89,19 @@ def _start_from(registry: Registry, image: Image, base: Image | None) -> tuple[d
 
 def _pack(folder: Path, target: Path) -> tuple[str, str]:
     """Writes the folder to `target` as tar in zstd. Returns the digests of the tar and of the file."""
-    tar_argv = [
-        "tar",
-        "--sparse",
-        "--sort=name",
-        "--owner=0",
-        "--group=0",
-        "--numeric-owner",
-        "-C",
-        str(folder),
-        "-c",
-        ".",
-    ]
+    as_root = ["--owner=0", "--group=0", "--numeric-owner"]
+    tar_argv = ["tar", "--sort=name", *as_root, "-C", str(folder), "-c", "."]
     content, blob = hashlib.sha256(), hashlib.sha256()
     with (
         target.open("wb") as output,
         subprocess.Popen(tar_argv, stdout=subprocess.PIPE) as tar,
         subprocess.Popen(["zstd", "-1", "-T0", "-q", "-c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zstd,
     ):
-        assert tar.stdout and zstd.stdin and zstd.stdout
+        assert tar.stdout is not None
+        assert zstd.stdin is not None
 
         def drain() -> None:
-            assert zstd.stdout
+            assert zstd.stdout is not None
             while chunk := zstd.stdout.read(CHUNK_BYTES):
                 blob.update(chunk)
                 output.write(chunk)

@@ -54,8 +54,8 @@ def require_not_foreign(layout: Layout) -> None:
     daemons = Daemons(foreign.run, foreign.logs)
     if any(daemons.is_alive(name) for name in daemons.names()):
         raise ClusterError(
-            f"the cluster of {other} is running, and a machine has room for one. Use it (HEADRACE_CACHE={other}) or stop it "
-            f"(HEADRACE_CACHE={other} make cluster-down)"
+            f"the cluster of {other} is running, and a machine has room for one. Use it (HEADRACE_CACHE={other}) or "
+            f"stop it (HEADRACE_CACHE={other} make cluster-down)"
         )
 
 
