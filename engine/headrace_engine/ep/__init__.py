@@ -1,0 +1,1 @@
+"""Expert parallelism: how a MoE layer's tokens reach their experts."""

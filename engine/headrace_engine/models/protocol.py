@@ -78,6 +78,8 @@ class Model(Protocol):
     max_position: int
     eos_token_ids: tuple[int, ...]
     block_multiple: int  # the block size must be a multiple of this
+    num_experts: int  # of the whole model, not of this rank
+    digest: str  # identity of weights and precision: equal tokens give equal cache bytes iff digests are equal
 
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
         """Logits [R, vocab] in fp32. Reads and writes `cache` (one tensor per cache group, by name)."""

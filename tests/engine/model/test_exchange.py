@@ -11,7 +11,7 @@ import torch
 from tests.engine.model.exchange_worker import rank_tokens
 from tests.engine.model.harness import PagedRun, assert_close
 
-from headrace_engine.ep.alltoall import AllToAllExchange
+from headrace_engine.ep.alltoall import AllToAllExchange, _pack, _unpack
 from headrace_engine.ep.local import LocalExchange, sum_in_order
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
 
@@ -55,6 +55,16 @@ def test_the_local_exchange_weighs_and_sums_each_tokens_experts() -> None:
     outputs = LocalExchange().run(hidden, ids, weights, scale_by_expert)
     torch.testing.assert_close(outputs, hidden * ((ids + 1) * weights).sum(1, keepdim=True))
     assert LocalExchange().run(hidden[:0], ids[:0], weights[:0], scale_by_expert).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_a_payload_carries_rows_experts_and_weights_exactly(dtype: torch.dtype, num_rows: int) -> None:
+    rows, weights = torch.randn(num_rows, 24).to(dtype), torch.rand(num_rows)
+    experts = torch.randint(-1, 300, (num_rows,))
+    for sent, arrived in zip((rows, experts, weights), _unpack(_pack(rows, experts, weights), dtype), strict=True):
+        assert arrived.dtype == sent.dtype
+        assert torch.equal(arrived, sent)
 
 
 def test_the_sum_is_in_the_order_of_the_choices() -> None:

@@ -62,7 +62,7 @@ def test_a_batch_of_32_different_prompts_equals_each_alone(model: DeepseekV4, re
         assert_close(logits, reference_logits(reference, text))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_schedules_of_prefill_and_decode_in_one_batch(
     model: DeepseekV4, reference: torch.nn.Module, seed: int
 ) -> None:

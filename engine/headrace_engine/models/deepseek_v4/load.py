@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace_engine.models.checkpoint import Checkpoint, content_digest
-from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights
-from headrace_engine.models.deepseek_v4.compressor import Compressor
+from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config, parse
 from headrace_engine.models.deepseek_v4.model import DeepseekV4, HyperConnection, Layer
 from headrace_engine.models.deepseek_v4.moe import MoE
@@ -110,17 +109,17 @@ class _Builder:
     def _attention(self, index: int, prefix: str) -> Attention:
         config = self._config
         kind = config.layer_kinds[index]
-        inputs = ["wq_a.weight", "wkv.weight"]
+        inputs = [["wq_a"], ["wkv"]]  # outputs that stay together
         queries = ["wq_b.weight"]
         if kind is not LayerKind.WINDOW:
-            inputs += ["compressor.wkv.weight", "compressor.wgate.weight"]
+            inputs.append(["compressor.wkv", "compressor.wgate"])
         if kind is LayerKind.CSA:
-            inputs += [f"indexer.{name}.weight" for name in ("compressor.wkv", "compressor.wgate", "weights_proj")]
+            inputs += [["indexer.compressor.wkv", "indexer.compressor.wgate"], ["indexer.weights_proj"]]
             queries.append("indexer.wq_b.weight")
-        splits = [self._checkpoint.tensors[self._stored_names[prefix + name]].shape[0] for name in inputs]
+        parts = [[f"{prefix}{name}.weight" for name in names] for names in inputs]
         weights = AttentionWeights(
-            w_in=self.fused([prefix + name for name in inputs]),
-            in_splits=splits,
+            w_in=self.fused([name for names in parts for name in names]),
+            in_splits=[sum(self._num_outputs(name) for name in names) for names in parts],
             w_q=self.fused([prefix + name for name in queries]),
             w_out_a=self.tensor(f"{prefix}wo_a.weight").view(config.num_output_groups, config.output_lora_rank, -1),
             w_out_b=self.tensor(f"{prefix}wo_b.weight"),
@@ -130,18 +129,16 @@ class _Builder:
         )
         compressor = index_compressor = None
         if kind is not LayerKind.WINDOW:
-            compressor = self._compressor(f"{prefix}compressor.", kind)
+            compressor = self._compressor(f"{prefix}compressor.")
         if kind is LayerKind.CSA:
-            index_compressor = self._compressor(f"{prefix}indexer.compressor.", kind)
+            index_compressor = self._compressor(f"{prefix}indexer.compressor.")
         return Attention(config, index, weights, compressor, index_compressor)
 
-    def _compressor(self, prefix: str, kind: LayerKind) -> Compressor:
-        return Compressor(
-            position_bias=self.wide(f"{prefix}ape"),
-            norm=self.wide(f"{prefix}norm.weight"),
-            norm_eps=self._config.norm_eps,
-            two_series=kind is LayerKind.CSA,
-        )
+    def _compressor(self, prefix: str) -> CompressorWeights:
+        return CompressorWeights(position_bias=self.wide(f"{prefix}ape"), norm=self.wide(f"{prefix}norm.weight"))
+
+    def _num_outputs(self, name: str) -> int:
+        return self._checkpoint.tensors[self._stored_names[name]].shape[0]
 
     def _moe(self, index: int, prefix: str) -> MoE:
         is_hash = self._config.hash_layers[index]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from headrace_engine.models.deepseek_v4 import ops
+from headrace_engine import kernels
 from headrace_engine.models.deepseek_v4.attention import Attention
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config
 from headrace_engine.models.deepseek_v4.moe import MoE
-from headrace_engine.models.deepseek_v4.plan import make_plan
-from headrace_engine.models.deepseek_v4.rope import frequencies
+from headrace_engine.models.deepseek_v4.rope import frequencies, step_rope
 from headrace_engine.models.protocol import ForwardBatch
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class HyperConnection:
-    """One site's weights, or the head's, fp32 (shapes: ops.hc_mix, ops.hc_collapse)."""
+    """One site's weights, or the head's, fp32 (shapes: kernels.hyper_connection_mix and _head)."""
 
     fn: torch.Tensor
     base: torch.Tensor
@@ -74,26 +73,37 @@ class DeepseekV4:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
         """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model."""
-        plan = make_plan(self.config, batch, cache, self._ropes)
+        rope = {compressed: step_rope(batch.positions, table) for compressed, table in self._ropes.items()}
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
         for layer in self.layers:
-            collapsed, post, comb = self._mix(streams, layer.attention_hc)
-            normed = ops.rms_norm(collapsed, layer.attention_norm, self.config.norm_eps)
-            output = layer.attention.run(normed, batch.positions, plan, cache)
-            streams = ops.hc_update(streams, output, post, comb)
+            normed, post, comb = self._mix(streams, layer.attention_hc, layer.attention_norm)
+            output = layer.attention.run(normed, batch, rope[layer.attention.compressor is not None], cache)
+            kernels.hyper_connection_update(streams, output, post, comb)
 
-            collapsed, post, comb = self._mix(streams, layer.moe_hc)
-            normed = ops.rms_norm(collapsed, layer.moe_norm, self.config.norm_eps)
+            normed, post, comb = self._mix(streams, layer.moe_hc, layer.moe_norm)
             output = layer.moe.run(normed, batch.token_ids, exchange)
-            streams = ops.hc_update(streams, output, post, comb)
+            kernels.hyper_connection_update(streams, output, post, comb)
         return self._logits(streams[batch.logit_rows])
 
-    def _mix(self, streams: torch.Tensor, hc: HyperConnection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _mix(
+        self, streams: torch.Tensor, hc: HyperConnection, norm: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config = self.config
-        return ops.hc_mix(streams, hc.fn, hc.base, hc.scale, config.norm_eps, config.hc_eps, config.sinkhorn_iterations)
+        return kernels.hyper_connection_mix(
+            streams,
+            hc.fn,
+            hc.base,
+            hc.scale,
+            norm,
+            rms_eps=config.norm_eps,
+            hc_eps=config.hc_eps,
+            iterations=config.sinkhorn_iterations,
+        )
 
     def _logits(self, streams: torch.Tensor) -> torch.Tensor:
         config, hc = self.config, self.head_hc
-        hidden = ops.hc_collapse(streams, hc.fn, hc.base, hc.scale, config.norm_eps, config.hc_eps)
-        return F.linear(ops.rms_norm(hidden, self.norm, config.norm_eps), self.head).float()
+        hidden = kernels.hyper_connection_head(
+            streams, hc.fn, hc.base, hc.scale, self.norm, rms_eps=config.norm_eps, hc_eps=config.hc_eps
+        )
+        return kernels.linear(hidden, self.head, torch.float32)

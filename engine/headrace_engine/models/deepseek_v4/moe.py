@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
-from headrace_engine.models.deepseek_v4 import ops
+from headrace_engine import kernels
 from headrace_engine.models.deepseek_v4.config import V4Config
 
 if TYPE_CHECKING:
@@ -32,10 +31,10 @@ class MoE:
         """x [T, hidden] dt, normed -> [T, hidden] dt. A collective when the exchange is one: T may be 0."""
         config = self.config
         forced = None if self.experts_of_token is None else self.experts_of_token[token_ids]
-        ids, weights = ops.route(x, self.gate, self.bias, forced, config.experts_per_token, config.routed_scaling)
+        ids, weights = kernels.route(x, self.gate, self.bias, forced, config.experts_per_token, config.routed_scaling)
         routed = exchange.run(x, ids, weights, self._run_experts)
-        shared = F.linear(ops.swiglu(F.linear(x, self.shared_w13), config.swiglu_limit), self.shared_w2)
+        shared = kernels.dense_mlp(x, self.shared_w13, self.shared_w2, config.swiglu_limit)
         return routed + shared
 
     def _run_experts(self, rows: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return ops.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.config.swiglu_limit)
+        return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.config.swiglu_limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -19,10 +20,19 @@ def frequencies(config: RopeConfig, rope_dim: int, device: str | torch.device = 
     return (plain * (1 - ramp) + plain / config.yarn.factor * ramp).to(device)
 
 
-def cos_sin(positions: torch.Tensor, inverse_frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """positions [T] -> cos, sin [T, rope_dim / 2], fp32: at a million positions bf16 angles would mean nothing."""
+@dataclass(frozen=True)
+class StepRope:
+    """One rope kind at a step's positions: cos, sin [T, rope_dim / 2] and the frequencies they come from, fp32."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    frequencies: torch.Tensor
+
+
+def step_rope(positions: torch.Tensor, inverse_frequencies: torch.Tensor) -> StepRope:
+    """positions [T]. fp32: at a million positions bf16 angles would mean nothing."""
     angles = positions.float().unsqueeze(1) * inverse_frequencies
-    return angles.cos(), angles.sin()
+    return StepRope(angles.cos(), angles.sin(), inverse_frequencies)
 
 
 def _interpolated_share(yarn: Yarn, theta: float, rope_dim: int) -> torch.Tensor:
