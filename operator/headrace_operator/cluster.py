@@ -133,14 +133,12 @@ class Cluster:
         """Post an event; losing one is not worth failing for, so the caller need not retry."""
         await self._call("create", "Event", "create", body=event, namespace=event["metadata"]["namespace"])
 
-    async def is_served(self) -> bool:
+    async def is_served(self, namespace: str | None) -> bool:
         """Whether the API server knows our resource yet."""
         try:
-            await self._call("list", names.KIND, "get", limit=1)
+            await self._call("list", names.KIND, "get", namespace=namespace, limit=1)
         except _Gone:
             return False
-        except Refused:
-            return True  # not allowed cluster-wide, but known
         return True
 
     async def _call(

@@ -89,7 +89,7 @@ async def _run(args: argparse.Namespace) -> None:
         ready = asyncio.Event()
         probes = await _serve_probes(args.metrics_port, resync, ready)
         try:
-            if not await _wait_for_crd(cluster, stop):
+            if not await _wait_for_crd(cluster, args.namespaces, stop):
                 return
             reconciler = Reconciler(store, cluster, Defaults(args.engine_image, args.router_image))
             await _run_until(
@@ -126,11 +126,11 @@ async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:
             raise error
 
 
-async def _wait_for_crd(cluster: Cluster, stop: asyncio.Event) -> bool:
+async def _wait_for_crd(cluster: Cluster, namespaces: Sequence[str] | None, stop: asyncio.Event) -> bool:
     """Wait until the API server knows our resource; False if told to stop first."""
     told = False
     while not stop.is_set():
-        if await cluster.is_served():
+        if await cluster.is_served(namespaces[0] if namespaces else None):
             return True
         if not told:
             logger.warning("waiting for the CustomResourceDefinition %s.%s to be installed", names.PLURAL, names.GROUP)

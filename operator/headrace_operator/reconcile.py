@@ -199,4 +199,3 @@ def _status_before(raw: Body) -> Status:
         return Status.model_validate(raw.get("status") or {})
     except ValidationError:
         return Status()  # it is computed anew; only the memory of failures is lost
-

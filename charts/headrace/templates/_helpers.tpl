@@ -1,0 +1,60 @@
+{{/* Name of the operator's objects: the release's name, or release-headrace if it does not say headrace. */}}
+{{- define "headrace.name" -}}
+{{- if contains "headrace" .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-headrace" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "headrace.selector" -}}
+app.kubernetes.io/name: headrace-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "headrace.labels" -}}
+{{ include "headrace.selector" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "headrace.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "headrace.name" .) -}}
+{{- end -}}
+
+{{- define "headrace.operatorImage" -}}
+{{- .Values.operator.image | default (printf "headrace-operator:%s" .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/*
+What the operator may do: exactly what it calls. It must itself hold what it grants to routers (endpointslices).
+*/}}
+{{- define "headrace.rules" -}}
+- apiGroups: [headrace.dev]
+  resources: [disaggdeployments]
+  verbs: [get, list, watch]
+- apiGroups: [headrace.dev]
+  resources: [disaggdeployments/status]
+  verbs: [patch]
+# To own children with blockOwnerDeletion where the API server enforces the permission for it.
+- apiGroups: [headrace.dev]
+  resources: [disaggdeployments/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods, services, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [controllerrevisions, deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
