@@ -24,9 +24,9 @@ def require_support() -> None:
     missing = [name for name in (*WHOLE_NODE, "cpu", "memory", "cpuset") if not (ROOT / name / "cgroup.procs").exists()]
     if missing:
         raise ClusterError(
-            f"cgroup version 1 hierarchies are not mounted at {ROOT}: {', '.join(missing)}. Nodes are "
-            "frozen and killed as cgroup trees of version 1: boot with systemd.unified_cgroup_hierarchy=0, or set KUBECONFIG to use "
-            "another cluster"
+            f"cgroup version 1 hierarchies are not mounted at {ROOT}: {', '.join(missing)}. Boot with "
+            "systemd.unified_cgroup_hierarchy=0 (nodes are frozen and killed as cgroup trees of version 1), or set "
+            "KUBECONFIG to use another cluster"
         )
 
 
