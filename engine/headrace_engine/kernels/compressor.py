@@ -72,7 +72,7 @@ def compress_reference(
             table = torch.where(
                 (slots < first).unsqueeze(1), ring[slots % ring_rows], own[(slots - first).clamp(min=0)]
             )
-            pooled = _pool(table.unflatten(1, (2, series, dim)), ratio)
+            pooled = _pool(table.view(len(slots), 2, series, dim), ratio)
             normed = rms_norm_reference(pooled.unsqueeze(0), norm_weight, eps).to(entries.dtype)
             angles = float(g * ratio) * frequencies.unsqueeze(0)
             block = batch.block_tables[s, g // entries.shape[2]].long()

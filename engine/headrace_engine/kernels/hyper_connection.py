@@ -108,11 +108,12 @@ def hyper_connection_mix_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     num_streams = streams.shape[1]
     parts = [num_streams, num_streams, num_streams**2]
-    pre, post, comb = _normalised_linear(streams, fn, rms_eps).split(parts, dim=-1)
-    pre_base, post_base, comb_base = base.split(parts)
+    pre, post, comb = torch.split(_normalised_linear(streams, fn, rms_eps), parts, dim=-1)
+    pre_base, post_base, comb_base = torch.split(base, parts)
     pre = torch.sigmoid(pre * scale[0] + pre_base) + hc_eps
     post = 2 * torch.sigmoid(post * scale[1] + post_base)
-    comb = torch.softmax((comb * scale[2] + comb_base).unflatten(-1, (num_streams, num_streams)), dim=-1) + hc_eps
+    comb = (comb * scale[2] + comb_base).view(-1, num_streams, num_streams)
+    comb = torch.softmax(comb, dim=-1) + hc_eps
     comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
     for _ in range(iterations - 1):  # rows, then columns: it ends on columns
         comb = comb / (comb.sum(dim=-1, keepdim=True) + hc_eps)

@@ -74,7 +74,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool 
     """In place: the last 2 * r dims of x [T, n] or [T, heads, n] turned by cos, sin [T, r] fp32, or back by them; x."""
     if x.ndim == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    pairs = x[..., x.shape[-1] - 2 * cos.shape[-1] :].unflatten(-1, (-1, 2))
+    pairs = x[..., x.shape[-1] - 2 * cos.shape[-1] :].view(*x.shape[:-1], cos.shape[-1], 2)
     real, imaginary = pairs[..., 0].float(), pairs[..., 1].float()
     sin = -sin if inverse else sin
     turned = real * cos - imaginary * sin  # before the writes: in fp32 the two parts are views of x
