@@ -6,6 +6,7 @@ was written to the wrong block or slot, changes everything after it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -42,12 +43,12 @@ class ToyModel:
     block_multiple = 4
     digest = "toy"
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, step_seconds: float = 0.0) -> None:
         self._block_size = block_size
-        self.num_forwards = 0
+        self._step_seconds = step_seconds
 
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: object) -> torch.Tensor:
-        self.num_forwards += 1
+        time.sleep(self._step_seconds)
         starts = batch.query_starts.tolist()
         rows: dict[int, int] = {}
         for s, length in enumerate(batch.query_lens):

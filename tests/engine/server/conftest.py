@@ -1,0 +1,128 @@
+"""The whole engine in one process over the toy model: HTTP, frontend, sockets and the rank loop are the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from tests.engine.serving.toy import EOS, VOCAB, ToyModel
+from tests.pd.engines import free_ports
+
+from headrace_engine.config import EngineConfig
+from headrace_engine.control import ControlClient
+from headrace_engine.ep.local import LocalExchange
+from headrace_engine.kv.blocks import BlockPool
+from headrace_engine.kv.layout import allocate_cache
+from headrace_engine.messages import Hello
+from headrace_engine.models.deepseek_v4.tiny_tokenizer import write_tokenizer
+from headrace_engine.rank import RankLoop
+from headrace_engine.runner import Runner
+from headrace_engine.scheduler import Scheduler, SchedulerLimits
+from headrace_engine.server.frontend import Frontend
+from headrace_engine.server.http import Server
+from headrace_engine.server.tokenize import Tokenizer
+
+BLOCK = 4
+NUM_BLOCKS = 64
+MAX_MODEL_LEN = 64
+
+
+@dataclass
+class Harness:
+    client: TestClient
+    frontend: Frontend
+    scheduler: Scheduler
+
+    async def all_free(self) -> bool:
+        """Whether the rank gives everything back within a second."""
+        for _ in range(100):
+            if self.scheduler.is_empty and self.scheduler.pool.num_free_blocks == NUM_BLOCKS:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+
+class _Rank(threading.Thread):
+    def __init__(self, control_port: int, scheduler: Scheduler, max_sequences: int, step_seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._step_seconds = step_seconds
+        self._control_port = control_port
+        self._max_sequences = max_sequences
+        self.scheduler = scheduler
+
+    def run(self) -> None:
+        model = ToyModel(BLOCK, self._step_seconds)
+        num_slots = 2 * self._max_sequences
+        cache = allocate_cache(model.cache_groups, BLOCK, NUM_BLOCKS, num_slots)
+        runner = Runner(
+            model,
+            cache,
+            LocalExchange(),
+            max_batch_tokens=64,
+            max_sequences=self._max_sequences,
+            max_blocks=MAX_MODEL_LEN // BLOCK,
+            num_slots=num_slots,
+        )
+        control = ControlClient("127.0.0.1", self._control_port, 0)
+        control.send(Hello(0, "incarnation", "fingerprint", MAX_MODEL_LEN, NUM_BLOCKS))
+        try:
+            RankLoop(0, control, self.scheduler, runner, None, None).run()
+        finally:
+            control.close()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, 4096)
+    return Tokenizer(folder)
+
+
+@pytest.fixture
+def max_waiting() -> int:
+    return 100
+
+
+@pytest.fixture
+def step_seconds() -> float:
+    """How long a forward of the toy takes at least."""
+    return 0.0
+
+
+@pytest.fixture
+def timeout_seconds() -> float:
+    return 20.0
+
+
+@pytest.fixture
+async def engine(
+    tokenizer: Tokenizer, max_waiting: int, step_seconds: float, timeout_seconds: float
+) -> AsyncIterator[Harness]:
+    (control_port,) = free_ports(1)
+    config = EngineConfig(
+        model="x", served_model_name="toy", control_port=control_port, request_timeout_seconds=timeout_seconds
+    )
+    failures: list[str] = []
+    frontend = Frontend(config, failures.append)
+    frontend.start()
+    limits = SchedulerLimits(64, 8, max_waiting, MAX_MODEL_LEN, frozenset({EOS}))
+    scheduler = Scheduler(limits, BlockPool(NUM_BLOCKS, 16, BLOCK), has_snapshots=True)
+    rank = _Rank(control_port, scheduler, 8, step_seconds)
+    rank.start()
+    app = Server(config, frontend, tokenizer, VOCAB).app()
+    client = TestClient(TestServer(app, handler_cancellation=True))
+    await client.start_server()
+    async with asyncio.timeout(20):
+        await frontend.all_ready.wait()
+    yield Harness(client, frontend, scheduler)
+    await client.close()
+    frontend.shut_down_ranks()
+    await asyncio.to_thread(rank.join, 10)
+    assert not rank.is_alive()
+    await frontend.close()
+    assert failures == []
