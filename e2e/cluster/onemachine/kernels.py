@@ -15,15 +15,22 @@ PACKAGE = PROJECT_ROOT / "engine" / "headrace_engine" / "kernels"
 IN_SITE_PACKAGES = "headrace_engine/kernels"  # the engine looks beside its own files first
 COMPILE_TIMEOUT_SECONDS = 600
 
-# The module needs nothing but the standard library, so it runs without the package (which would import torch).
-PROGRAM = (
-    "import sys; sys.path.insert(0, '{source}'); import build, pathlib; build.build_into(pathlib.Path('{output}'))"
-)
+# build.py needs nothing but the standard library, so it runs without its package (which would import torch). It is told
+# the CPU's flags: there is no /proc where it runs.
+PROGRAM = """\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+import build
+
+build.build_into(Path(sys.argv[1], "output"), [build.native_target(frozenset(sys.argv[2].split()))])
+"""
 
 
 def digest() -> str:
     """Changes with the sources, the way they are compiled and the CPU."""
-    return digest_of([digest_of_files(_sources(), PACKAGE), platform.machine(), _cpu_flags()])
+    return digest_of([digest_of_files(_sources(), PACKAGE), PROGRAM, platform.machine(), _cpu_flags()])
 
 
 def compile_into(root: Path, rootfs: Path) -> None:
@@ -34,10 +41,13 @@ def compile_into(root: Path, rootfs: Path) -> None:
             copy = Path(folder) / path.relative_to(PACKAGE)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
-        inside = Path("/tmp") / Path(folder).name
-        program = PROGRAM.format(source=inside, output=inside / "output")
+        arguments = [Path("/tmp") / Path(folder).name, _cpu_flags()]
         what = "compiling the engine's CPU kernels"
-        run(["chroot", rootfs, "/usr/bin/python3", "-c", program], what, timeout_seconds=COMPILE_TIMEOUT_SECONDS)
+        run(
+            ["chroot", rootfs, "/usr/bin/python3", "-c", PROGRAM, *arguments],
+            what,
+            timeout_seconds=COMPILE_TIMEOUT_SECONDS,
+        )
         for library in (Path(folder) / "output").glob("*.so"):
             shutil.copy2(library, root / library.name)
 
@@ -47,5 +57,6 @@ def _sources() -> list[Path]:
 
 
 def _cpu_flags() -> str:
+    """As Linux names them, blank between; none where it does not say."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith("flags")), "")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("flags")), "")
