@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import kopf
 from aiohttp import web
+from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import names
@@ -98,6 +99,8 @@ async def _run(args: argparse.Namespace) -> None:
                     registry=build_registry(queue),
                     settings=settings(),
                     indexers=store.indexers,
+                    # kopf would ask for the user's name, which a container's user need not have.
+                    identity=Identity(names.MANAGER),
                     standalone=True,
                     clusterwide=not args.namespaces,
                     namespaces=args.namespaces or (),

@@ -34,6 +34,9 @@ Body = dict[str, Any]
 
 # How long to wait for the watches to show the last writes before looking again; events usually come first.
 LAG_SECONDS = 0.25
+# Applied after the rest: pods need their Services, and the template they were made from must be stored before they
+# exist; a binding is refused while its Role does not exist.
+_NEED_OTHERS = ("Pod", "RoleBinding")
 
 
 class Reconciler:
@@ -102,13 +105,12 @@ class Reconciler:
         deletions = [
             self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
         ] + [self._delete(d.kind, namespace, d.name, d.uid, None, expected) for d in decision.delete_children]
-        # Pods last: they need their Services, and what they were made from must be stored before they exist.
-        first = [a for a in decision.apply if a.body["kind"] != "Pod"]
-        pods = [a for a in decision.apply if a.body["kind"] == "Pod"]
+        first = [a for a in decision.apply if a.body["kind"] not in _NEED_OTHERS]
+        second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
         outcomes: list[Any] = []
         for batch in (
             [*deletions, *(self._apply(application, uid, expected) for application in first)],
-            [self._apply(application, uid, expected) for application in pods],
+            [self._apply(application, uid, expected) for application in second],
         ):
             outcomes += await asyncio.gather(*batch, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
