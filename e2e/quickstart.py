@@ -1,7 +1,7 @@
 """From nothing to a served token, on a real Kubernetes: `make quickstart`.
 
-Brings up the one-machine cluster (or uses KUBECONFIG), installs the chart, applies docs/examples/tiny-2p1d.yaml, asks one
-chat question through the router, and compares the tokens with a unified engine and with transformers. Progress goes to
+Brings up the one-machine cluster (or uses KUBECONFIG), installs the chart, applies docs/examples/tiny-2p1d.yaml, asks
+one chat question through the router, and compares the tokens with a unified engine and with transformers. Progress goes to
 stderr; stdout gets one JSON line. The exit code is non-zero if any comparison is false.
 """
 
@@ -80,10 +80,12 @@ def run() -> dict[str, Any]:
             answer = headrace.wait_answer(f"{router}/v1/chat/completions", question(model))
         choice = answer["choices"][0]
         say(f"  answer (random weights, so no sense): {choice['message']['content']!r}")
-        with stage("ask a unified engine the same (headrace up docs/examples/tiny-unified.yaml)"):
-            with local_unified("tiny-unified") as unified:
-                unified_model = headrace.example("tiny-unified")["spec"]["model"]["name"]
-                unified_answer = headrace.wait_answer(f"{unified}/v1/chat/completions", question(unified_model))
+        with (
+            stage("ask a unified engine the same (headrace up docs/examples/tiny-unified.yaml)"),
+            local_unified("tiny-unified") as unified,
+        ):
+            unified_model = headrace.example("tiny-unified")["spec"]["model"]["name"]
+            unified_answer = headrace.wait_answer(f"{unified}/v1/chat/completions", question(unified_model))
         with stage("ask transformers the same"):
             from e2e.support.reference import greedy_tokens
 

@@ -1,4 +1,4 @@
-"""Run the end-to-end scenarios: brings up the one-machine cluster when KUBECONFIG names none, then pytest on this folder."""
+"""Run the end-to-end scenarios with pytest; the one-machine cluster is brought up when KUBECONFIG names none."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def _from_kubeconfig(kubeconfig: str) -> Cluster:
         images[variable] = os.environ.get(variable, "")
         if not images[variable]:
             raise SetupError(
-                f"KUBECONFIG is set, so {variable} must name an image that this cluster can pull: build images/*.Containerfile "
-                "with docker or buildah, push (or `kind load`) them, and set the variable"
+                f"KUBECONFIG is set, so {variable} must name an image that this cluster can pull: build "
+                "images/*.Containerfile with docker or buildah, push (or `kind load`) them, and set the variable"
             )
     return Cluster(
         Path(kubeconfig).resolve(),

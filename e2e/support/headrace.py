@@ -19,18 +19,20 @@ KIND = "disaggdeployment.headrace.dev"
 
 
 def install(cluster: Cluster) -> None:
-    """Install or upgrade the chart and wait until the operator runs."""
-    operator_repository, operator_tag = cluster.operator_image.rsplit(":", 1)
-    engine_repository, engine_tag = cluster.engine_image.rsplit(":", 1)
+    """Install or upgrade the chart and wait until the operator runs; says what its pods say if it does not."""
     # Helm leaves CRDs alone on upgrade, so they are applied first, as the README tells users to.
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
-    cluster.helm(
-        "upgrade", "--install", RELEASE, str(REPOSITORY / "charts" / "headrace"),
-        "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--skip-crds",
-        "--set", f"image.repository={operator_repository},image.tag={operator_tag}",
-        "--set", f"engine.image.repository={engine_repository},engine.image.tag={engine_tag}",
-        "--wait", "--timeout", "5m",
-    )  # fmt: skip
+    images = f"operator.image={cluster.operator_image},engine.image={cluster.engine_image}"
+    chart = str(REPOSITORY / "charts" / "headrace")
+    where = ["--namespace", OPERATOR_NAMESPACE, "--create-namespace"]
+    try:
+        cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--skip-crds", "--set", images, "--wait",
+                     "--timeout", "4m")  # fmt: skip
+    except RuntimeError as error:
+        pods = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "wide")
+        names = [pod["metadata"]["name"] for pod in cluster.list("pods", namespace=OPERATOR_NAMESPACE)]
+        logs = "\n".join(f"--- {name}\n{cluster.logs(name, OPERATOR_NAMESPACE)}" for name in names)
+        raise RuntimeError(f"{error}\n{pods}\n{logs}") from error
 
 
 def example(name: str) -> dict[str, Any]:
