@@ -37,14 +37,20 @@ exit codes: 0 after a drain, 2 for a bad flag or checkpoint, 1 for anything else
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments, rest = _parser().parse_known_args(argv)
+    if arguments.run is _bench_transfer:
+        arguments.rest = rest  # its own parser says what it takes
+    elif rest:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     result: int = arguments.run(arguments)
     return result
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headrace-engine", description=__doc__.split(":", 1)[0].strip("`"))
+    parser = argparse.ArgumentParser(
+        prog="headrace-engine", description="Serve a mixture-of-experts model: whole, or prefill and decode apart."
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     serve = commands.add_parser("serve", help="run one pod of an engine", formatter_class=raw, epilog=_SERVE_HELP)
@@ -55,7 +61,36 @@ def _parser() -> argparse.ArgumentParser:
     tiny.add_argument("--seed", type=int, default=0, metavar="N")
     tiny.add_argument("directory", metavar="DIR", help="made if absent")
     tiny.set_defaults(run=_tiny)
+    kernels = commands.add_parser("kernels", help="compile the CPU kernels ahead of time")
+    build = kernels.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="compile them")
+    build.add_argument("--output", metavar="DIR", help="default: the package's own folder, where engines look first")
+    build.add_argument(
+        "--target", action="append", default=[], metavar="NAME", help="repeatable; default: this CPU's best; or all"
+    )
+    build.set_defaults(run=_build_kernels)
+    bench = commands.add_parser("bench", help="measure parts of the engine")
+    transfer = bench.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "transfer", help="KV push beside a bare write of the same blocks", add_help=False
+    )
+    transfer.set_defaults(run=_bench_transfer)
     return parser
+
+
+def _build_kernels(arguments: argparse.Namespace) -> int:
+    from headrace_engine.kernels.build import BuildError, build_into
+
+    try:
+        for path in build_into(Path(arguments.output) if arguments.output else None, arguments.target):
+            print(path)
+    except BuildError as error:
+        return _refuse("kernels build", error)
+    return 0
+
+
+def _bench_transfer(arguments: argparse.Namespace) -> int:
+    from headrace_engine.bench import transfer
+
+    return transfer.main(arguments.rest)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -43,6 +43,14 @@ def choose_max_model_len(config: EngineConfig, max_position: int) -> int:
     return config.max_model_len or max_position
 
 
+def check_lengths(config: EngineConfig, max_position: int, block_multiple: int) -> None:
+    """What can be told of the flags before weights are loaded. Raises ConfigError."""
+    block_size = choose_block_size(config, block_multiple)
+    max_model_len = choose_max_model_len(config, max_position)
+    if config.num_blocks and config.num_blocks * block_size < max_model_len:
+        raise _too_few_blocks(config.num_blocks, block_size, max_model_len)
+
+
 def plan_cache(
     config: EngineConfig,
     *,
@@ -67,13 +75,17 @@ def plan_cache(
         budget = int(available_bytes * CACHE_SHARE) // config.data_local - num_slots * slot_bytes
         num_blocks = min(config.max_sequences * blocks_of_longest, max(0, budget // max(1, block_bytes)))
     if num_blocks < blocks_of_longest:
-        raise ConfigError(
-            f"{num_blocks} cache blocks of {block_size} tokens hold no request of --max-model-len {max_model_len} "
-            f"({blocks_of_longest} blocks): lower --max-model-len or --max-sequences, raise --num-blocks, or give the "
-            "pod more memory"
-        )
+        raise _too_few_blocks(num_blocks, block_size, max_model_len)
     num_bytes = num_blocks * block_bytes + num_slots * slot_bytes
     return CachePlan(block_size, num_blocks, num_slots, max_model_len, num_bytes)
+
+
+def _too_few_blocks(num_blocks: int, block_size: int, max_model_len: int) -> ConfigError:
+    return ConfigError(
+        f"{num_blocks} cache blocks of {block_size} tokens hold no request of --max-model-len {max_model_len} "
+        f"({-(-max_model_len // block_size)} blocks): lower --max-model-len or --max-sequences, raise --num-blocks, or "
+        "give the pod more memory"
+    )
 
 
 def available_memory_bytes() -> int:

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from headrace_engine.config import EngineConfig
 from headrace_engine.models import describe_config
+from headrace_engine.plan import check_lengths
 from headrace_engine.server.follower import follower_app
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.http import Server
@@ -94,7 +95,10 @@ class Pod:
             loop.add_signal_handler(number, self._on_signal)
         runner: web.AppRunner | None = None
         try:
-            app = self._leader_app() if self._config.is_leader else follower_app(self._config, self._ranks)
+            info = describe_config(self._config.model)
+            check_lengths(self._config, info.max_position, info.block_multiple)
+            is_leader = self._config.is_leader
+            app = self._leader_app(info.vocab_size) if is_leader else follower_app(self._config, self._ranks)
             runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
             await runner.setup()
             site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024)
@@ -113,12 +117,11 @@ class Pod:
         finally:
             await self._close(runner)
 
-    def _leader_app(self) -> web.Application:
-        info = describe_config(self._config.model)
+    def _leader_app(self, vocab_size: int) -> web.Application:
         tokenizer = Tokenizer(Path(self._config.model))
         self._frontend = Frontend(self._config, lambda reason: self._fail(f"the group has failed: {reason}", 1))
         self._frontend.start()
-        return Server(self._config, self._frontend, tokenizer, info.vocab_size).app()
+        return Server(self._config, self._frontend, tokenizer, vocab_size).app()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,6 +23,8 @@ from tests.pd.engines import (
     running,
 )
 
+from headrace_engine.models.deepseek_v4.tiny import write_tiny
+
 LENGTHS = [1, 2, 3, *range(BLOCK - 1, 2 * BLOCK + 2), 4 * BLOCK, 4 * BLOCK + 1, 130, 200]
 
 
@@ -37,6 +40,20 @@ def pair() -> Iterator[tuple[Engine, Engine]]:
     engines = Engine("--role", "prefill", "--max-batch-tokens", "40"), Engine("--role", "decode")
     with running(*engines):
         yield engines
+
+
+def test_one_engine_gives_the_tokens_of_transformers(unified: Engine, tmp_path: Path) -> None:
+    """Everything else here is compared with one engine; this is what makes that a comparison."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    write_tiny(tmp_path, "v4", 0)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for prompt in prompts_of([1, 2, 3, BLOCK, 4 * BLOCK + 1, 200]):
+        with torch.inference_mode():
+            tokens = reference.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        assert generate(unified.url, prompt) == tokens[0, len(prompt) :].tolist(), len(prompt)
 
 
 def test_every_residue_gives_the_tokens_of_one_engine(unified: Engine, pair: tuple[Engine, Engine]) -> None:
