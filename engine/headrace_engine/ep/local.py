@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace_engine import kernels
 from headrace_engine.ep.exchange import RunExperts
 
 
@@ -15,7 +16,7 @@ class LocalExchange:
     ) -> torch.Tensor:
         """See exchange.Exchange."""
         num_tokens, topk = expert_ids.shape
-        rows = hidden.repeat_interleave(topk, dim=0)
+        rows = hidden.unsqueeze(1).expand(-1, topk, -1).reshape(num_tokens * topk, hidden.shape[1])
         outputs = run_experts(rows, expert_ids.flatten(), expert_weights.flatten())
         return sum_in_order(outputs.view(num_tokens, topk, hidden.shape[1]))
 
@@ -25,7 +26,4 @@ def sum_in_order(outputs: torch.Tensor) -> torch.Tensor:
 
     A fixed order makes the sum independent of which rank computed which term.
     """
-    total = outputs[:, 0].float()
-    for choice in range(1, outputs.shape[1]):
-        total = total + outputs[:, choice]
-    return total.to(outputs.dtype)
+    return kernels.sum_choices(outputs)

@@ -6,7 +6,7 @@ statistics, softmax and sums are fp32. Tensors are contiguous unless said; indic
 """
 
 from headrace_engine.kernels.compressor import compress
-from headrace_engine.kernels.experts import dense_mlp, expert_mlp
+from headrace_engine.kernels.experts import dense_mlp, expert_mlp, sum_choices
 from headrace_engine.kernels.hyper_connection import (
     hyper_connection_head,
     hyper_connection_mix,
@@ -17,9 +17,11 @@ from headrace_engine.kernels.linears import grouped_linear, linear
 from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
 from headrace_engine.kernels.routing import route
 from headrace_engine.kernels.shared_kv_attention import Entries, attention, write_ring
+from headrace_engine.kernels.weights import Weight, prepare
 
 __all__ = [
     "Entries",
+    "Weight",
     "attention",
     "compress",
     "dense_mlp",
@@ -30,9 +32,11 @@ __all__ = [
     "hyper_connection_mix",
     "hyper_connection_update",
     "linear",
+    "prepare",
     "rms_norm",
     "rms_norm_rope",
     "route",
     "select_entries",
+    "sum_choices",
     "write_ring",
 ]

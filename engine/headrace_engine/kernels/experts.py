@@ -6,17 +6,18 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.weights import Weight
 
-MAX_ROWS = 256  # beyond, torch's grouped matmul wins (`python -m headrace_engine.kernels.bench`)
-MAX_DENSE_ROWS = 32
+MAX_PLAIN_ROWS = 256  # of unpacked weights; beyond, torch's grouped matmul wins
+MAX_PLAIN_DENSE_ROWS = 32
 
 
 def expert_mlp(
     rows: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: Weight,
+    w2: Weight,
     limit: float,
 ) -> torch.Tensor:
     """weight * expert(row) for each row, [M, d] dt, with expert(x) = W2 (silu(min(W1 x, limit)) * clip(W3 x, +-limit)).
@@ -24,9 +25,9 @@ def expert_mlp(
     rows [M, d] dt in any order, M may be 0; expert_ids [M] int64 into the stacks, negative for none (its output is
     zero); weights [M] fp32; w13 [E, 2 * I, d] (W1 first), w2 [E, d, I] dt.
     """
-    library = library_for(rows) if rows.shape[0] <= MAX_ROWS else None
+    library = library_for(rows) if w13.packed or rows.shape[0] <= MAX_PLAIN_ROWS else None
     if library is None:
-        return expert_mlp_reference(rows, expert_ids, weights, w13, w2, limit)
+        return expert_mlp_reference(rows, expert_ids, weights, w13.plain(), w2.plain(), limit)
     num_experts = w13.shape[0]
     num_rows, dim, width = _check(rows, w13, w2, num_experts)
     require(
@@ -36,23 +37,35 @@ def expert_mlp(
     )  # fmt: skip
     out = torch.empty_like(rows)
     library.headrace_experts(
-        rows.dtype is torch.bfloat16, rows.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(), w13.data_ptr(),
-        w2.data_ptr(), num_rows, num_experts, dim, width, limit, out.data_ptr(),
+        rows.dtype is torch.bfloat16, w13.packed, w2.packed, rows.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(),
+        w13.data.data_ptr(), w2.data.data_ptr(), num_rows, num_experts, dim, width, limit, out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def dense_mlp(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, limit: float) -> torch.Tensor:
+def dense_mlp(x: torch.Tensor, w13: Weight, w2: Weight, limit: float) -> torch.Tensor:
     """One expert for all rows with weight 1: x [M, d] dt, w13 [2 * I, d], w2 [d, I]; [M, d] dt."""
-    library = library_for(x) if x.shape[0] <= MAX_DENSE_ROWS else None
+    library = library_for(x) if w13.packed or x.shape[0] <= MAX_PLAIN_DENSE_ROWS else None
     if library is None:
-        return dense_mlp_reference(x, w13, w2, limit)
-    num_rows, dim, width = _check(x, w13.unsqueeze(0), w2.unsqueeze(0), 1)
+        return dense_mlp_reference(x, w13.plain(), w2.plain(), limit)
+    num_rows, dim, width = _check(x, w13, w2, None)
     out = torch.empty_like(x)
     library.headrace_experts(
-        x.dtype is torch.bfloat16, x.data_ptr(), None, None, w13.data_ptr(), w2.data_ptr(),
-        num_rows, 1, dim, width, limit, out.data_ptr(),
+        x.dtype is torch.bfloat16, w13.packed, w2.packed, x.data_ptr(), None, None, w13.data.data_ptr(),
+        w2.data.data_ptr(), num_rows, 1, dim, width, limit, out.data_ptr(),
     )  # fmt: skip
+    return out
+
+
+def sum_choices(rows: torch.Tensor) -> torch.Tensor:
+    """rows [T, k, d] dt -> [T, d] dt: each token's rows summed in fp32 in their order, rounded once."""
+    library = library_for(rows)
+    if library is None:
+        return sum_choices_reference(rows)
+    require(rows.is_contiguous(), "sum_choices: rows must be contiguous [T, k, d]")
+    tokens, k, dim = rows.shape
+    out = torch.empty((tokens, dim), dtype=rows.dtype)
+    library.headrace_sum_choices(rows.dtype is torch.bfloat16, rows.data_ptr(), tokens, k, dim, out.data_ptr())
     return out
 
 
@@ -80,21 +93,29 @@ def dense_mlp_reference(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, li
     return F.linear(_swiglu(F.linear(x, w13), limit), w2)
 
 
+def sum_choices_reference(rows: torch.Tensor) -> torch.Tensor:
+    total = rows[:, 0].float()
+    for choice in range(1, rows.shape[1]):
+        total = total + rows[:, choice]
+    return total.to(rows.dtype)
+
+
 def _swiglu(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def _check(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, num_experts: int) -> tuple[int, int, int]:
-    """(rows, dim, width) of an expert call."""
+def _check(rows: torch.Tensor, w13: Weight, w2: Weight, num_experts: int | None) -> tuple[int, int, int]:
+    """(rows, dim, width) of an expert call; num_experts None: weights without an expert axis."""
     num_rows, dim = rows.shape
     width = w2.shape[-1]
+    lead = () if num_experts is None else (num_experts,)
     require(
-        w13.shape == (num_experts, 2 * width, dim) and w2.shape == (num_experts, dim, width),
+        w13.shape == (*lead, 2 * width, dim) and w2.shape == (*lead, dim, width),
         f"experts: w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit rows of {dim}",
     )
     require(
-        all(x.is_contiguous() and x.dtype is rows.dtype for x in (rows, w13, w2)),
+        all(x.is_contiguous() and x.dtype is rows.dtype for x in (rows, w13.data, w2.data)),
         "experts: rows, w13 and w2 must be contiguous and of one dtype",
     )
     return num_rows, dim, width

@@ -20,12 +20,14 @@ logger = logging.getLogger(__name__)
 # Arguments of each function, in order: i int, l int64, f float, p pointer (None is null).
 _KINDS = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 _SIGNATURES = {
+    "packs": "",
     "norm_rope": "i pppp lllll fi p",
-    "linear": "ii pp llll p",
+    "linear": "iii pp llll p",
     "hc_mix": "i ppppp llll ff ppp",
     "hc_head": "i ppppp lll ff p",
     "hc_update": "i pppp lll",
-    "experts": "i ppppp llll f p",
+    "experts": "iii ppppp llll f p",
+    "sum_choices": "i p lll p",
     "route": "i pppp llll f pp",
     "attention": "i pp pppp ll pll ppp plll pl llll f l p",
     "write_ring": "i p ppp l plll",
@@ -65,7 +67,7 @@ def load(target: str | None = None) -> Any:
     for name, kinds in _SIGNATURES.items():
         function = getattr(loaded, f"headrace_{name}")
         function.argtypes = [_KINDS[kind] for kind in kinds if kind != " "]
-        function.restype = None
+        function.restype = ctypes.c_int if name == "packs" else None
     return loaded
 
 

@@ -116,16 +116,15 @@ class TestExperts:
     def test_the_gate_is_clamped_from_above_only_and_the_other_half_on_both_sides(self) -> None:
         x, identity = torch.tensor([[50.0, -50.0]]), torch.eye(2)
         expected = [[10.0 / (1 + math.exp(-10.0)) * 10.0, -50.0 / (1 + math.exp(50.0)) * -10.0]]
-        torch.testing.assert_close(
-            ops.dense_mlp(x, torch.cat([identity, identity]), identity, 10.0), torch.tensor(expected)
-        )
+        outputs = ops.dense_mlp(x, ops.prepare(torch.cat([identity, identity])), ops.prepare(identity), 10.0)
+        torch.testing.assert_close(outputs, torch.tensor(expected))
 
     @pytest.mark.parametrize("num_rows", [0, 1, 7, 40])
     def test_rows_in_any_order_and_none_of_negative_experts(self, num_rows: int) -> None:
         rows, weights = torch.randn(num_rows, 16), torch.rand(num_rows)
         ids = torch.randint(-1, 4, (num_rows,))
         w13, w2 = torch.randn(4, 16, 16), torch.randn(4, 16, 8)
-        outputs = ops.expert_mlp(rows, ids, weights, w13, w2, 10.0)
+        outputs = ops.expert_mlp(rows, ids, weights, ops.prepare(w13), ops.prepare(w2), 10.0)
         assert outputs.shape == rows.shape
         for row, expert, weight, output in zip(rows, ids.tolist(), weights, outputs, strict=True):
             expected = torch.zeros(16)

@@ -98,27 +98,38 @@ def test_hyper_connection_head(tokens: int, streams: int, dim: int, dtype: torch
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(0, 4, 8), (1, 1, 1), (1, 513, 256), (7, 70, 33), (32, 130, 100)]
+    ("rows", "columns", "depth"),
+    [(0, 16, 8), (1, 1, 1), (1, 513, 256), (7, 70, 33), (2, 272, 64), (13, 144, 96), (200, 80, 100)],
 )
 def test_linear(rows: int, columns: int, depth: int, out_dtype: torch.dtype | None, dtype: torch.dtype) -> None:
     random = Random(dtype)
     x, weight = random.normal(rows, depth), random.normal(columns, depth, scale=depth**-0.5)
-    actual = ops.linear(x, weight, out_dtype)
+    actual = ops.linear(x, ops.prepare(weight), out_dtype)
     assert_close(actual, linears.linear_reference(x, weight, out_dtype), dtype)
 
 
-@pytest.mark.parametrize(("rows", "groups", "columns", "depth"), [(0, 2, 4, 8), (1, 2, 128, 2048), (5, 3, 17, 40)])
+@pytest.mark.parametrize(
+    ("rows", "groups", "columns", "depth"), [(0, 2, 4, 8), (1, 2, 128, 2048), (5, 3, 17, 40), (100, 3, 48, 40)]
+)
 def test_grouped_linear(rows: int, groups: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     random = Random(dtype)
     x, weight = random.normal(rows, groups, depth), random.normal(groups, columns, depth, scale=depth**-0.5)
-    assert_close(ops.grouped_linear(x, weight), linears.grouped_linear_reference(x, weight), dtype)
+    assert_close(ops.grouped_linear(x, ops.prepare(weight)), linears.grouped_linear_reference(x, weight), dtype)
 
 
-def test_many_rows_go_to_the_matmul_library_with_the_same_result(dtype: torch.dtype) -> None:
+def test_many_rows_give_the_same_as_few(dtype: torch.dtype) -> None:
     random = Random(dtype)
-    x, weight = random.normal(linears.MAX_ROWS + 1, 64), random.normal(48, 64, scale=0.125)
+    x, weight = random.normal(linears.MAX_PLAIN_ROWS + 70, 64), ops.prepare(random.normal(48, 64, scale=0.125))
     few = torch.cat([ops.linear(part, weight) for part in x.split(8)])
     assert_close(ops.linear(x, weight), few, dtype)
+
+
+@pytest.mark.parametrize("shape", [(32, 6), (3, 16, 8), (17, 4), (16, 5)])
+def test_a_prepared_weight_gives_back_the_plain_one(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    weight = Random(dtype).normal(*shape)
+    prepared = ops.prepare(weight)
+    assert prepared.shape == weight.shape
+    assert torch.equal(prepared.plain(), weight)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 6, 40])
@@ -141,29 +152,38 @@ def test_equal_scores_go_to_the_lower_expert(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_experts", "dim", "width"), [(0, 4, 16, 8), (1, 1, 8, 8), (6, 64, 256, 128), (100, 5, 40, 24)]
+    ("rows", "num_experts", "dim", "width"),
+    [(0, 4, 16, 8), (1, 1, 8, 8), (6, 64, 256, 128), (100, 5, 40, 24), (300, 3, 64, 48)],
 )
 def test_experts(rows: int, num_experts: int, dim: int, width: int, dtype: torch.dtype) -> None:
     random = Random(dtype)
     x, ids = random.normal(rows, dim, scale=3.0), random.integers(-1, num_experts, rows)
     w13, w2 = random.normal(num_experts, 2 * width, dim, scale=dim**-0.5), random.normal(num_experts, dim, width)
     weights = random.wide(rows)
-    actual = ops.expert_mlp(x, ids, weights, w13, w2, 2.0)
+    actual = ops.expert_mlp(x, ids, weights, ops.prepare(w13), ops.prepare(w2), 2.0)
     assert_close(actual, experts.expert_mlp_reference(x, ids, weights, w13, w2, 2.0), dtype)
     assert actual[ids < 0].abs().sum() == 0
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 32])
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
 def test_dense_mlp(rows: int, dtype: torch.dtype) -> None:
     random = Random(dtype)
-    x, w13, w2 = random.normal(rows, 40), random.normal(48, 40, scale=0.2), random.normal(40, 24, scale=0.2)
-    assert_close(ops.dense_mlp(x, w13, w2, 2.0), experts.dense_mlp_reference(x, w13, w2, 2.0), dtype)
+    x, w13, w2 = random.normal(rows, 48), random.normal(64, 48, scale=0.2), random.normal(48, 32, scale=0.2)
+    assert_close(
+        ops.dense_mlp(x, ops.prepare(w13), ops.prepare(w2), 2.0), experts.dense_mlp_reference(x, w13, w2, 2.0), dtype
+    )
+
+
+@pytest.mark.parametrize(("tokens", "k", "dim"), [(0, 3, 8), (1, 6, 256), (5, 1, 70), (9, 4, 129)])
+def test_sum_choices(tokens: int, k: int, dim: int, dtype: torch.dtype) -> None:
+    rows = Random(dtype).normal(tokens, k, dim)
+    assert torch.equal(ops.sum_choices(rows), experts.sum_choices_reference(rows))
 
 
 def test_a_wrong_shape_is_refused_at_the_door() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        ops.linear(torch.zeros(2, 8), torch.zeros(3, 9))
+        ops.linear(torch.zeros(2, 8), ops.Weight(torch.zeros(3, 9)))
     with pytest.raises(ValueError, match="cos and sin"):
         ops.rms_norm_rope(torch.zeros(2, 8), torch.ones(8), torch.zeros(3, 2), torch.zeros(3, 2), EPS)
     with pytest.raises(ValueError, match="do not fit"):
-        ops.dense_mlp(torch.zeros(2, 8), torch.zeros(6, 8), torch.zeros(8, 4), 1.0)
+        ops.dense_mlp(torch.zeros(2, 8), ops.Weight(torch.zeros(6, 8)), ops.Weight(torch.zeros(8, 4)), 1.0)

@@ -2,13 +2,25 @@
 #include <vector>
 
 #include "dot_tile.h"
+#include "packed.h"
 
 namespace headrace {
 
-constexpr int64_t kRowsPerItem = 16;  // rows of one expert that one thread takes at a time
+constexpr int64_t kRowsPerItem = 48;  // rows of one expert that one thread takes at a time
 
 struct Item {
   int64_t expert, first, last;  // rows [first, last) of the order below
+};
+
+template <class T>
+struct Experts {
+  const T* rows;         // [., dim]
+  const float* weights;  // [.] or null
+  const T *w13, *w2;     // [experts, 2 * width, dim], [experts, dim, width]
+  int64_t dim, width;
+  float limit;
+  bool w13_packed, w2_packed;
+  T* out;  // [., dim]
 };
 
 struct Scratch {  // one thread's, for kRowsPerItem rows
@@ -16,28 +28,53 @@ struct Scratch {  // one thread's, for kRowsPerItem rows
   std::vector<uint8_t> hidden;  // in the model's dtype
 };
 
-// out = weight * (silu(min(gate, limit)) * clip(up, -limit, limit)) W2 for rows order[first .. last) of one expert.
 template <class T>
-void expert_rows(const T* rows, const float* weights, const int64_t* order, int64_t num, const T* w13, const T* w2,
-                 int64_t dim, int64_t width, float limit, Scratch& scratch, T* out) {
+void gate_up(const Experts<T>& e, const T* const* x, int64_t num, int64_t expert, float* out) {
+  const T* weight = e.w13 + expert * 2 * e.width * e.dim;
+#ifdef HEADRACE_AVX512_BF16
+  if constexpr (std::is_same_v<T, bf16>)
+    if (e.w13_packed)
+      return multiply_packed(x, num, weight, e.dim, 0, 2 * e.width, [&](int64_t i, int64_t column, __m512 values) {
+        store16(out + i * 2 * e.width + column, values);
+      });
+#endif
+  multiply(x, num, weight, e.dim, 0, 2 * e.width,
+           [&](int64_t i, int64_t column, float value) { out[i * 2 * e.width + column] = value; });
+}
+
+template <class T>
+void down(const Experts<T>& e, const T* const* h, const int64_t* order, int64_t num, int64_t expert) {
+  const T* weight = e.w2 + expert * e.dim * e.width;
+  const auto share = [&](int64_t i) { return e.weights ? e.weights[order[i]] : 1.0f; };
+#ifdef HEADRACE_AVX512_BF16
+  if constexpr (std::is_same_v<T, bf16>)
+    if (e.w2_packed)
+      return multiply_packed(h, num, weight, e.width, 0, e.dim, [&](int64_t i, int64_t column, __m512 values) {
+        store16(e.out + order[i] * e.dim + column, _mm512_mul_ps(values, _mm512_set1_ps(share(i))));
+      });
+#endif
+  multiply(h, num, weight, e.width, 0, e.dim, [&](int64_t i, int64_t column, float value) {
+    store(e.out + order[i] * e.dim + column, value * share(i));
+  });
+}
+
+// out = weight * W2 (silu(min(gate, limit)) * clip(up, -limit, limit)) for rows order[0 .. num) of one expert.
+template <class T>
+void expert_rows(const Experts<T>& e, const int64_t* order, int64_t num, int64_t expert, Scratch& scratch) {
   const T *x[kRowsPerItem], *h[kRowsPerItem];
   T* hidden = reinterpret_cast<T*>(scratch.hidden.data());
-  for (int64_t i = 0; i < num; ++i) x[i] = rows + order[i] * dim, h[i] = hidden + i * width;
-  float* gate_up = scratch.gate_up.data();
-  multiply(x, num, w13, dim, 0, 2 * width,
-           [&](int64_t i, int64_t column, float value) { gate_up[i * 2 * width + column] = value; });
+  for (int64_t i = 0; i < num; ++i) x[i] = e.rows + order[i] * e.dim, h[i] = hidden + i * e.width;
+  gate_up(e, x, num, expert, scratch.gate_up.data());
   for (int64_t i = 0; i < num; ++i) {
-    const float *gates = gate_up + i * 2 * width, *ups = gates + width;
+    const float *gates = scratch.gate_up.data() + i * 2 * e.width, *ups = gates + e.width;
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) {
-      const float gate = std::min(rounded<T>(gates[k]), limit);
-      const float up = std::min(std::max(rounded<T>(ups[k]), -limit), limit);
-      store(hidden + i * width + k, gate * sigmoid(gate) * up);
+    for (int64_t k = 0; k < e.width; ++k) {
+      const float gate = std::min(rounded<T>(gates[k]), e.limit);
+      const float up = std::min(std::max(rounded<T>(ups[k]), -e.limit), e.limit);
+      store(hidden + i * e.width + k, gate * sigmoid(gate) * up);
     }
   }
-  multiply(h, num, w2, width, 0, dim, [&](int64_t i, int64_t column, float value) {
-    store(out + order[i] * dim + column, rounded<T>(value) * (weights ? weights[order[i]] : 1.0f));
-  });
+  down(e, h, order, num, expert);
 }
 
 // Rows sorted by expert (stable), cut into items of one expert each. Rows of no expert are zeroed and left out.
@@ -63,23 +100,44 @@ std::vector<Item> plan(const int64_t* experts, int64_t num_rows, int64_t num_exp
 }
 
 template <class T>
-void run_experts(const T* rows, const int64_t* experts, const float* weights, const T* w13, const T* w2,
-                 int64_t num_rows, int64_t num_experts, int64_t dim, int64_t width, float limit, T* out) {
+void run_experts(const Experts<T>& e, const int64_t* experts, int64_t num_rows, int64_t num_experts) {
   std::vector<int64_t> order;
-  const std::vector<Item> items = plan(experts, num_rows, num_experts, dim, order, out);
+  const std::vector<Item> items = plan(experts, num_rows, num_experts, e.dim, order, e.out);
   const int64_t num_items = static_cast<int64_t>(items.size());
 #pragma omp parallel if (num_items > 1)
   {
     Scratch scratch;
-    scratch.gate_up.resize(kRowsPerItem * 2 * width);
-    scratch.hidden.resize(kRowsPerItem * width * sizeof(T));
+    scratch.gate_up.resize(kRowsPerItem * 2 * e.width);
+    scratch.hidden.resize(kRowsPerItem * e.width * sizeof(T));
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < num_items; ++i) {
-      const Item& item = items[i];
-      expert_rows(rows, weights, order.data() + item.first, item.last - item.first,
-                  w13 + item.expert * 2 * width * dim, w2 + item.expert * dim * width, dim, width, limit, scratch, out);
-    }
+    for (int64_t i = 0; i < num_items; ++i)
+      expert_rows(e, order.data() + items[i].first, items[i].last - items[i].first, items[i].expert, scratch);
   }
+}
+
+template <class T>
+void experts_typed(const void* rows, const int64_t* experts, const float* weights, const void* w13, const void* w2,
+                   int64_t num_rows, int64_t num_experts, int64_t dim, int64_t width, float limit, bool w13_packed,
+                   bool w2_packed, void* out) {
+  run_experts(Experts<T>{static_cast<const T*>(rows), weights, static_cast<const T*>(w13), static_cast<const T*>(w2),
+                         dim, width, limit, w13_packed, w2_packed, static_cast<T*>(out)},
+              experts, num_rows, num_experts);
+}
+
+// out [tokens, dim] = the sum of each token's k rows, in fp32 and in their order.
+template <class T>
+void sum_choices(const T* rows, int64_t tokens, int64_t k, int64_t dim, T* out) {
+  constexpr int64_t kSlice = 64;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t start = 0; start < dim; start += kSlice) {
+      const int64_t width = std::min(kSlice, dim - start);
+      float sum[kSlice] = {};
+      for (int64_t i = 0; i < k; ++i) {
+        const T* row = rows + (t * k + i) * dim + start;
+        for (int64_t j = 0; j < width; ++j) sum[j] += to_float(row[j]);
+      }
+      narrow(sum, width, out + t * dim + start);
+    }
 }
 
 // The k best of scores + bias, the lower index first among equals.
@@ -122,15 +180,19 @@ void route(const T* x, const float* gate, const float* bias, const int64_t* forc
 
 using namespace headrace;
 
-HEADRACE_API void headrace_experts(int is_bf16, const void* rows, const int64_t* experts, const float* weights,
-                                   const void* w13, const void* w2, int64_t num_rows, int64_t num_experts, int64_t dim,
-                                   int64_t width, float limit, void* out) {
+HEADRACE_API void headrace_experts(int is_bf16, int w13_packed, int w2_packed, const void* rows, const int64_t* experts,
+                                   const float* weights, const void* w13, const void* w2, int64_t num_rows,
+                                   int64_t num_experts, int64_t dim, int64_t width, float limit, void* out) {
+  const auto call = is_bf16 ? experts_typed<bf16> : experts_typed<float>;
+  call(rows, experts, weights, w13, w2, num_rows, num_experts, dim, width, limit, w13_packed != 0, w2_packed != 0, out);
+}
+
+HEADRACE_API void headrace_sum_choices(int is_bf16, const void* rows, int64_t tokens, int64_t k, int64_t dim,
+                                       void* out) {
   if (is_bf16)
-    run_experts(static_cast<const bf16*>(rows), experts, weights, static_cast<const bf16*>(w13),
-                static_cast<const bf16*>(w2), num_rows, num_experts, dim, width, limit, static_cast<bf16*>(out));
+    sum_choices(static_cast<const bf16*>(rows), tokens, k, dim, static_cast<bf16*>(out));
   else
-    run_experts(static_cast<const float*>(rows), experts, weights, static_cast<const float*>(w13),
-                static_cast<const float*>(w2), num_rows, num_experts, dim, width, limit, static_cast<float*>(out));
+    sum_choices(static_cast<const float*>(rows), tokens, k, dim, static_cast<float*>(out));
 }
 
 HEADRACE_API void headrace_route(int is_bf16, const void* x, const float* gate, const float* bias,

@@ -18,11 +18,12 @@ from headrace_engine.models.protocol import ForwardBatch
 class AttentionWeights:
     """One layer's tensors in the model dtype, norms and sinks in fp32; projections with one input are fused."""
 
-    w_in: torch.Tensor  # [sum of in_splits, hidden]: everything that reads the layer's input
+    w_in: kernels.Weight  # [sum of in_splits, hidden]: everything that reads the layer's input
     in_splits: list[int]  # q latent, kv, compressor's values | gates, indexer's values | gates, index head weights
-    w_q: torch.Tensor  # [heads * head_dim (+ index_heads * index_dim), q_lora_rank]: everything that reads the q latent
-    w_out_a: torch.Tensor  # [groups, output_lora_rank, heads * head_dim / groups]
-    w_out_b: torch.Tensor  # [hidden, groups * output_lora_rank]
+    w_q: kernels.Weight  # [heads * head_dim, q_lora_rank]
+    w_index_q: kernels.Weight | None  # [index_heads * index_dim, q_lora_rank], CSA layers
+    w_out_a: kernels.Weight  # [groups, output_lora_rank, heads * head_dim / groups]
+    w_out_b: kernels.Weight  # [hidden, groups * output_lora_rank]
     q_norm: torch.Tensor  # [q_lora_rank]
     kv_norm: torch.Tensor  # [head_dim]
     sinks: torch.Tensor  # [heads]
@@ -56,8 +57,6 @@ class Attention:
         self.index_compressor = index_compressor
         self.scale = config.head_dim**-0.5
         self.index_scale = (config.index_dim * config.index_heads) ** -0.5
-        self._w_main_q = weights.w_q[: config.num_heads * config.head_dim]
-        self._w_index_q = weights.w_q[config.num_heads * config.head_dim :]
 
     def run(
         self, x: torch.Tensor, batch: ForwardBatch, rope: StepRope, cache: Mapping[str, torch.Tensor]
@@ -66,7 +65,7 @@ class Attention:
         config, weights = self.config, self.weights
         latent, kv, *compressed = torch.split(kernels.linear(x, weights.w_in), weights.in_splits, dim=-1)
         latent = kernels.rms_norm(latent, weights.q_norm, config.norm_eps)
-        q = kernels.linear(latent, self._w_main_q).view(-1, config.num_heads, config.head_dim)
+        q = kernels.linear(latent, weights.w_q).view(-1, config.num_heads, config.head_dim)
         kernels.head_norm_rope(q, rope.cos, rope.sin, config.norm_eps)
         kv = kernels.rms_norm_rope(kv, weights.kv_norm, rope.cos, rope.sin, config.norm_eps)
         window = cache[WINDOW]
@@ -119,7 +118,8 @@ class Attention:
     ) -> torch.Tensor:
         """The indexer's choice of entries: [T, index_topk] int32."""
         config = self.config
-        q = kernels.linear(latent, self._w_index_q).view(-1, config.index_heads, config.index_dim)
+        assert self.weights.w_index_q is not None
+        q = kernels.linear(latent, self.weights.w_index_q).view(-1, config.index_heads, config.index_dim)
         kernels.head_norm_rope(q, rope.cos, rope.sin, None)
         weights = head_weights.float() * self.index_scale
         return kernels.select_entries(q, weights, batch, keys, self.layer_in_kind, config.csa_ratio, config.index_topk)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from headrace_engine import kernels
 from headrace_engine.models.checkpoint import Checkpoint, content_digest
 from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config, parse
@@ -44,7 +45,7 @@ def load_model(
             layers=layers,
             head_hc=builder.hyper_connection("hc_head"),
             norm=builder.wide("norm.weight"),
-            head=builder.tensor("head.weight"),
+            head=builder.linear("head.weight"),
             cache_dtype=cache_dtype,
             eos_token_ids=eos_token_ids(raw_config, generation_config),
             digest=_digest(config, checkpoint.files, dtype),
@@ -83,6 +84,9 @@ class _Builder:
     def wide(self, name: str) -> torch.Tensor:
         return self.tensor(name, torch.float32)
 
+    def linear(self, name: str) -> kernels.Weight:
+        return kernels.prepare(self.tensor(name))
+
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors with one input, stacked along their output axis, in the model dtype."""
         parts = [self._checkpoint.read(self._stored_names[name]) for name in names]
@@ -110,19 +114,19 @@ class _Builder:
         config = self._config
         kind = config.layer_kinds[index]
         inputs = [["wq_a"], ["wkv"]]  # outputs that stay together
-        queries = ["wq_b.weight"]
         if kind is not LayerKind.WINDOW:
             inputs.append(["compressor.wkv", "compressor.wgate"])
         if kind is LayerKind.CSA:
             inputs += [["indexer.compressor.wkv", "indexer.compressor.wgate"], ["indexer.weights_proj"]]
-            queries.append("indexer.wq_b.weight")
         parts = [[f"{prefix}{name}.weight" for name in names] for names in inputs]
+        w_out_a = self.tensor(f"{prefix}wo_a.weight")
         weights = AttentionWeights(
-            w_in=self.fused([name for names in parts for name in names]),
+            w_in=kernels.prepare(self.fused([name for names in parts for name in names])),
             in_splits=[sum(self._num_outputs(name) for name in names) for names in parts],
-            w_q=self.fused([prefix + name for name in queries]),
-            w_out_a=self.tensor(f"{prefix}wo_a.weight").view(config.num_output_groups, config.output_lora_rank, -1),
-            w_out_b=self.tensor(f"{prefix}wo_b.weight"),
+            w_q=self.linear(f"{prefix}wq_b.weight"),
+            w_index_q=self.linear(f"{prefix}indexer.wq_b.weight") if kind is LayerKind.CSA else None,
+            w_out_a=kernels.prepare(w_out_a.view(config.num_output_groups, config.output_lora_rank, -1)),
+            w_out_b=self.linear(f"{prefix}wo_b.weight"),
             q_norm=self.wide(f"{prefix}q_norm.weight"),
             kv_norm=self.wide(f"{prefix}kv_norm.weight"),
             sinks=self.wide(f"{prefix}attn_sink"),
@@ -147,10 +151,10 @@ class _Builder:
             gate=self.wide(f"{prefix}gate.weight"),
             bias=None if is_hash else self.wide(f"{prefix}gate.bias"),
             experts_of_token=self._expert_table(f"{prefix}gate.tid2eid") if is_hash else None,
-            w13=self._expert_stack(prefix, ("w1", "w3")),
-            w2=self._expert_stack(prefix, ("w2",)),
-            shared_w13=self.fused([f"{prefix}shared_experts.{name}.weight" for name in ("w1", "w3")]),
-            shared_w2=self.tensor(f"{prefix}shared_experts.w2.weight"),
+            w13=kernels.prepare(self._expert_stack(prefix, ("w1", "w3"))),
+            w2=kernels.prepare(self._expert_stack(prefix, ("w2",))),
+            shared_w13=kernels.prepare(self.fused([f"{prefix}shared_experts.{name}.weight" for name in ("w1", "w3")])),
+            shared_w2=self.linear(f"{prefix}shared_experts.w2.weight"),
         )
 
     def _expert_table(self, name: str) -> torch.Tensor:

@@ -51,7 +51,7 @@ class DeepseekV4:
         layers: list[Layer],
         head_hc: HyperConnection,
         norm: torch.Tensor,  # [hidden] fp32
-        head: torch.Tensor,  # [vocab, hidden]
+        head: kernels.Weight,  # [vocab, hidden]
         cache_dtype: str,
         eos_token_ids: tuple[int, ...],
         digest: str,

@@ -22,10 +22,10 @@ class MoE:
     gate: torch.Tensor  # [E, hidden] fp32
     bias: torch.Tensor | None  # [E] fp32: moves the choice, not the weights
     experts_of_token: torch.Tensor | None  # [vocab, k] int64, hash layers only
-    w13: torch.Tensor  # [E of this rank, 2 * expert_dim, hidden]
-    w2: torch.Tensor  # [E of this rank, hidden, expert_dim]
-    shared_w13: torch.Tensor  # [2 * expert_dim, hidden]
-    shared_w2: torch.Tensor  # [hidden, expert_dim]
+    w13: kernels.Weight  # [E of this rank, 2 * expert_dim, hidden]
+    w2: kernels.Weight  # [E of this rank, hidden, expert_dim]
+    shared_w13: kernels.Weight  # [2 * expert_dim, hidden]
+    shared_w2: kernels.Weight  # [hidden, expert_dim]
 
     def run(self, x: torch.Tensor, token_ids: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """x [T, hidden] dt, normed -> [T, hidden] dt. A collective when the exchange is one: T may be 0."""
