@@ -16,7 +16,7 @@ class LocalExchange:
     ) -> torch.Tensor:
         """See exchange.Exchange."""
         num_tokens, topk = expert_ids.shape
-        rows = hidden.unsqueeze(1).expand(-1, topk, -1).reshape(num_tokens * topk, hidden.shape[1])
+        rows = hidden.unsqueeze(1).expand(-1, topk, -1).reshape(num_tokens * topk, hidden.shape[1]).contiguous()
         outputs = run_experts(rows, expert_ids.flatten(), expert_weights.flatten())
         return sum_in_order(outputs.view(num_tokens, topk, hidden.shape[1]))
 
