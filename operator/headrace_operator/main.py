@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -161,8 +162,12 @@ async def _serve_probes(port: int, resync: Resync, ready: asyncio.Event) -> web.
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, None, port)
-    await site.start()
+    # One socket for IPv4 and IPv6: kubelets of either kind of cluster can probe it.
+    if socket.has_dualstack_ipv6():
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server(("", port))
+    await web.SockSite(runner, listener).start()
     logger.info("metrics and probes on port %s", runner.addresses[0][1])
     return runner
 
