@@ -1,8 +1,8 @@
 """From nothing to a served token, on a real Kubernetes: `make quickstart`.
 
 Brings up the one-machine cluster (or uses KUBECONFIG), installs the chart, applies docs/examples/tiny-2p1d.yaml, asks
-one chat question through the router, and compares the tokens with a unified engine and with transformers. Progress goes to
-stderr; stdout gets one JSON line. The exit code is non-zero if any comparison is false.
+one chat question through the router, and compares the tokens with a unified engine and with transformers. Progress goes
+to stderr; stdout gets one JSON line. The exit code is non-zero if any comparison is false.
 """
 
 from __future__ import annotations

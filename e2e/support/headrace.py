@@ -25,6 +25,7 @@ def install(cluster: Cluster) -> None:
     images = f"operator.image={cluster.operator_image},engine.image={cluster.engine_image}"
     chart = str(REPOSITORY / "charts" / "headrace")
     where = ["--namespace", OPERATOR_NAMESPACE, "--create-namespace"]
+    _clear_interrupted_install(cluster)
     try:
         cluster.helm("upgrade", "--install", RELEASE, chart, *where, "--skip-crds", "--set", images, "--wait",
                      "--timeout", "4m")  # fmt: skip
@@ -33,6 +34,16 @@ def install(cluster: Cluster) -> None:
         names = [pod["metadata"]["name"] for pod in cluster.list("pods", namespace=OPERATOR_NAMESPACE)]
         logs = "\n".join(f"--- {name}\n{cluster.logs(name, OPERATOR_NAMESPACE)}" for name in names)
         raise RuntimeError(f"{error}\n{pods}\n{logs}") from error
+
+
+def _clear_interrupted_install(cluster: Cluster) -> None:
+    """An install that was killed half way blocks every later one ("another operation is in progress"): remove it.
+
+    The chart keeps its CRDs on uninstall, so no DisaggDeployment is lost.
+    """
+    releases = json.loads(cluster.helm("list", "--namespace", OPERATOR_NAMESPACE, "--pending", "--output", "json"))
+    if any(release["name"] == RELEASE for release in releases):
+        cluster.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "2m")
 
 
 def example(name: str) -> dict[str, Any]:
