@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.norm_rope import rms_norm_reference, rotate
 from headrace_engine.kernels.shared_kv_attention import layer_pointer, sequences
 from headrace_engine.models.protocol import ForwardBatch
@@ -103,17 +103,17 @@ def _check(
     """(ratio, n, series)."""
     ratio, dim, series = len(position_bias), entries.shape[3], _num_series(rows, entries)
     width = series * dim
-    require(
-        series in (1, 2) and rows.shape[1] == 2 * width and rows.stride(1) == 1,
-        f"compress: rows must hold values and gates of 1 or 2 series of {dim}",
-    )
-    require(
+    if not (series in (1, 2) and rows.shape[1] == 2 * width and rows.stride(1) == 1):
+        raise ValueError(f"compress: rows must hold values and gates of 1 or 2 series of {dim}")
+    if not (
         all(x.dtype is torch.float32 and x.is_contiguous() for x in (position_bias, carry, norm_weight, frequencies))
-        and position_bias.shape == (ratio, width) and norm_weight.shape == (dim,) and 2 * len(frequencies) <= dim,
-        f"compress: position_bias [{ratio}, {width}], norm_weight [{dim}], frequencies and carry: contiguous fp32",
-    )  # fmt: skip
-    require(
-        carry.shape[2] >= series * ratio and carry.shape[3] == 2 * width,
-        f"compress: the carry needs at least {series * ratio} rows of {2 * width}",
-    )
+        and position_bias.shape == (ratio, width)
+        and norm_weight.shape == (dim,)
+        and 2 * len(frequencies) <= dim
+    ):
+        raise ValueError(
+            f"compress: position_bias [{ratio}, {width}], norm_weight [{dim}], frequencies and carry: contiguous fp32"
+        )
+    if not (carry.shape[2] >= series * ratio and carry.shape[3] == 2 * width):
+        raise ValueError(f"compress: the carry needs at least {series * ratio} rows of {2 * width}")
     return ratio, dim, series

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.weights import Weight
 
 MAX_PLAIN_ROWS = 256  # of unpacked weights; beyond, torch's grouped matmul wins
@@ -30,11 +30,15 @@ def expert_mlp(
         return expert_mlp_reference(rows, expert_ids, weights, w13.plain(), w2.plain(), limit)
     num_experts = w13.shape[0]
     num_rows, dim, width = _check(rows, w13, w2, num_experts)
-    require(
-        expert_ids.shape == (num_rows,) and expert_ids.dtype is torch.int64 and expert_ids.is_contiguous()
-        and weights.shape == (num_rows,) and weights.dtype is torch.float32 and weights.is_contiguous(),
-        f"expert_mlp: expert_ids int64 and weights fp32 must be contiguous [{num_rows}]",
-    )  # fmt: skip
+    if not (
+        expert_ids.shape == (num_rows,)
+        and expert_ids.dtype is torch.int64
+        and expert_ids.is_contiguous()
+        and weights.shape == (num_rows,)
+        and weights.dtype is torch.float32
+        and weights.is_contiguous()
+    ):
+        raise ValueError(f"expert_mlp: expert_ids int64 and weights fp32 must be contiguous [{num_rows}]")
     out = torch.empty_like(rows)
     library.headrace_experts(
         rows.dtype is torch.bfloat16, w13.packed, w2.packed, rows.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(),
@@ -62,7 +66,8 @@ def sum_choices(rows: torch.Tensor) -> torch.Tensor:
     library = library_for(rows)
     if library is None:
         return sum_choices_reference(rows)
-    require(rows.is_contiguous(), "sum_choices: rows must be contiguous [T, k, d]")
+    if not (rows.is_contiguous()):
+        raise ValueError("sum_choices: rows must be contiguous [T, k, d]")
     tokens, k, dim = rows.shape
     out = torch.empty((tokens, dim), dtype=rows.dtype)
     library.headrace_sum_choices(rows.dtype is torch.bfloat16, rows.data_ptr(), tokens, k, dim, out.data_ptr())
@@ -110,12 +115,9 @@ def _check(rows: torch.Tensor, w13: Weight, w2: Weight, num_experts: int | None)
     num_rows, dim = rows.shape
     width = w2.shape[-1]
     lead = () if num_experts is None else (num_experts,)
-    require(
-        w13.shape == (*lead, 2 * width, dim) and w2.shape == (*lead, dim, width),
-        f"experts: w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit rows of {dim}",
-    )
-    require(
-        all(x.is_contiguous() and x.dtype is rows.dtype for x in (rows, w13.data, w2.data)),
-        "experts: rows, w13 and w2 must be contiguous and of one dtype",
-    )
+    if not (w13.shape == (*lead, 2 * width, dim) and w2.shape == (*lead, dim, width)):
+        raise ValueError(f"experts: w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit rows of {dim}")
+    dtype, a, b = rows.dtype, w13.data, w2.data
+    if not (a.dtype is dtype and b.dtype is dtype and rows.is_contiguous() and a.is_contiguous() and b.is_contiguous()):
+        raise ValueError("experts: rows, w13 and w2 must be contiguous and of one dtype")
     return num_rows, dim, width

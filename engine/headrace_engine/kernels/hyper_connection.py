@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import is_wide, library_for
 from headrace_engine.kernels.norm_rope import rms_norm_reference
 
 _MAX_STREAMS = 8  # as in csrc/hyper_connection.cpp
@@ -54,16 +54,17 @@ def hyper_connection_update(
     if library is None:
         return streams.copy_(hyper_connection_update_reference(streams, y, post, comb))
     tokens, num_streams, dim = streams.shape
-    require(streams.is_contiguous() and num_streams <= _MAX_STREAMS, "hyper_connection_update: streams [T, N <= 8, d]")
-    require(
-        y.shape == (tokens, dim) and y.dtype is streams.dtype and y.is_contiguous(),
-        f"hyper_connection_update: y must be contiguous [{tokens}, {dim}] in the streams' dtype",
-    )
-    require(
-        post.shape == (tokens, num_streams) and comb.shape == (tokens, num_streams, num_streams)
-        and post.is_contiguous() and comb.is_contiguous(),
-        "hyper_connection_update: post and comb must be as hyper_connection_mix made them",
-    )  # fmt: skip
+    if not (streams.is_contiguous() and num_streams <= _MAX_STREAMS):
+        raise ValueError("hyper_connection_update: streams [T, N <= 8, d]")
+    if not (y.shape == (tokens, dim) and y.dtype is streams.dtype and y.is_contiguous()):
+        raise ValueError(f"hyper_connection_update: y must be contiguous [{tokens}, {dim}] in the streams' dtype")
+    if not (
+        post.shape == (tokens, num_streams)
+        and comb.shape == (tokens, num_streams, num_streams)
+        and post.is_contiguous()
+        and comb.is_contiguous()
+    ):
+        raise ValueError("hyper_connection_update: post and comb must be as hyper_connection_mix made them")
     library.headrace_hc_update(
         streams.dtype is torch.bfloat16, streams.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(),
         tokens, num_streams, dim,
@@ -162,10 +163,15 @@ def _check(
     scales: int,
 ) -> None:
     _, num_streams, dim = streams.shape
-    require(streams.is_contiguous() and num_streams <= _MAX_STREAMS, "hyper-connection: streams [T, N <= 8, d]")
-    sizes = ((fn, outputs * num_streams * dim), (base, outputs), (scale, scales), (norm_weight, dim))
-    require(
-        all(x.dtype is torch.float32 and x.is_contiguous() and x.numel() == size for x, size in sizes),
-        f"hyper-connection: fn [{outputs}, {num_streams * dim}], base [{outputs}], scale [{scales}] and norm_weight "
-        f"[{dim}] must be contiguous fp32",
-    )
+    if not (streams.is_contiguous() and num_streams <= _MAX_STREAMS):
+        raise ValueError("hyper-connection: streams [T, N <= 8, d]")
+    if not (
+        is_wide(fn, outputs * num_streams * dim)
+        and is_wide(base, outputs)
+        and is_wide(scale, scales)
+        and is_wide(norm_weight, dim)
+    ):
+        raise ValueError(
+            f"hyper-connection: fn [{outputs}, {num_streams * dim}], base [{outputs}], scale [{scales}] and "
+            f"norm_weight [{dim}] must be contiguous fp32"
+        )

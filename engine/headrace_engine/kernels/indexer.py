@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.shared_kv_attention import layer_pointer, paged_rows, sequences
 from headrace_engine.models.protocol import ForwardBatch
 
@@ -30,11 +30,10 @@ def select_entries(
     if library is None or keys.dtype is not q.dtype:
         return select_entries_reference(q, weights, batch, keys, layer, ratio, topk)
     tokens, heads, dim = q.shape
-    require(q.is_contiguous() and keys.shape[3] == dim, f"select_entries: q must be contiguous, keys of {dim}")
-    require(
-        weights.dtype is torch.float32 and weights.shape == (tokens, heads) and weights.is_contiguous(),
-        f"select_entries: weights must be contiguous fp32 [{tokens}, {heads}]",
-    )
+    if not (q.is_contiguous() and keys.shape[3] == dim):
+        raise ValueError(f"select_entries: q must be contiguous, keys of {dim}")
+    if not (weights.dtype is torch.float32 and weights.shape == (tokens, heads) and weights.is_contiguous()):
+        raise ValueError(f"select_entries: weights must be contiguous fp32 [{tokens}, {heads}]")
     selected = torch.empty((tokens, topk), dtype=torch.int32)
     library.headrace_select_entries(
         q.dtype is torch.bfloat16, q.data_ptr(), weights.data_ptr(), batch.query_starts.data_ptr(),

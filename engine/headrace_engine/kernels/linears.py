@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.weights import Weight
 
 MAX_PLAIN_ROWS = 32  # beyond, the matmul library wins (`python -m headrace_engine.kernels.bench`)
@@ -57,7 +57,5 @@ def grouped_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...]) -> None:
-    require(
-        weight.shape == shape and weight.dtype is x.dtype and weight.is_contiguous() and x.is_contiguous(),
-        f"linear: x and weight must be contiguous and of one dtype, weight {list(shape)}",
-    )
+    if not (weight.shape == shape and weight.dtype is x.dtype and weight.is_contiguous() and x.is_contiguous()):
+        raise ValueError(f"linear: x and weight must be contiguous and of one dtype, weight {list(shape)}")

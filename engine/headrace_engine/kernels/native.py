@@ -71,7 +71,6 @@ def load(target: str | None = None) -> Any:
     return loaded
 
 
-def require(condition: bool, message: str) -> None:
-    """A kernel's door: it reads raw memory, so a wrong shape must not get through."""
-    if not condition:
-        raise ValueError(message)
+def is_wide(x: torch.Tensor, numel: int) -> bool:
+    """Whether x is so many contiguous fp32 numbers: a kernel reads raw memory, so its door must be narrow."""
+    return x.dtype is torch.float32 and x.numel() == numel and x.is_contiguous()

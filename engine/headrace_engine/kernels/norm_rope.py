@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import is_wide, library_for
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -49,7 +49,8 @@ def head_norm_rope(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, eps: f
     if library is None:
         return head_norm_rope_reference(q, cos, sin, eps)
     tokens, heads, dim = q.shape
-    require(q.is_contiguous(), "head_norm_rope: q must be contiguous")
+    if not (q.is_contiguous()):
+        raise ValueError("head_norm_rope: q must be contiguous")
     _check_angles(cos, sin, tokens, dim)
     library.headrace_norm_rope(
         q.dtype is torch.bfloat16, q.data_ptr(), None, cos.data_ptr(), sin.data_ptr(),
@@ -84,21 +85,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool 
 
 
 def _check_rows(x: torch.Tensor, weight: torch.Tensor) -> None:
-    require(x.stride(1) == 1, "rms_norm: each row of x must be contiguous")
-    require(
-        weight.dtype is torch.float32 and weight.numel() == x.shape[1] and weight.is_contiguous(),
-        f"rms_norm: weight must be {x.shape[1]} fp32 numbers",
-    )
+    if x.stride(1) != 1:
+        raise ValueError("rms_norm: each row of x must be contiguous")
+    if not is_wide(weight, x.shape[1]):
+        raise ValueError(f"rms_norm: weight must be {x.shape[1]} contiguous fp32 numbers")
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, dim: int) -> None:
-    require(
-        cos.dtype is torch.float32
-        and sin.dtype is torch.float32
-        and cos.shape == sin.shape
-        and cos.shape[0] == tokens
-        and 2 * cos.shape[1] <= dim
-        and cos.is_contiguous()
-        and sin.is_contiguous(),
-        f"rope: cos and sin must be contiguous fp32 [{tokens}, at most {dim // 2}]",
-    )
+    half = cos.shape[1]
+    if not (is_wide(cos, tokens * half) and is_wide(sin, tokens * half) and 2 * half <= dim):
+        raise ValueError(f"rope: cos and sin must be contiguous fp32 [{tokens}, at most {dim // 2}]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 
 _EPSILON = 1e-20  # keeps the sum of the chosen scores from zero
 
@@ -28,20 +28,17 @@ def route(
         return route_reference(x, gate, bias, forced_ids, topk, scaling)
     tokens, dim = x.shape
     num_experts = gate.shape[0]
-    require(x.is_contiguous() and topk <= num_experts, "route: x must be contiguous, top-k at most the experts")
-    require(
-        gate.dtype is torch.float32 and gate.shape[1] == dim and gate.is_contiguous(),
-        f"route: gate must be contiguous fp32 [experts, {dim}]",
-    )
-    require(
-        bias is None or (bias.dtype is torch.float32 and bias.shape == (num_experts,) and bias.is_contiguous()),
-        f"route: bias must be contiguous fp32 [{num_experts}]",
-    )
-    require(
+    if not (x.is_contiguous() and topk <= num_experts):
+        raise ValueError("route: x must be contiguous, top-k at most the experts")
+    if not (gate.dtype is torch.float32 and gate.shape[1] == dim and gate.is_contiguous()):
+        raise ValueError(f"route: gate must be contiguous fp32 [experts, {dim}]")
+    if not (bias is None or (bias.dtype is torch.float32 and bias.shape == (num_experts,) and bias.is_contiguous())):
+        raise ValueError(f"route: bias must be contiguous fp32 [{num_experts}]")
+    if not (
         forced_ids is None
-        or (forced_ids.dtype is torch.int64 and forced_ids.shape == (tokens, topk) and forced_ids.is_contiguous()),
-        f"route: forced ids must be contiguous int64 [{tokens}, {topk}]",
-    )
+        or (forced_ids.dtype is torch.int64 and forced_ids.shape == (tokens, topk) and forced_ids.is_contiguous())
+    ):
+        raise ValueError(f"route: forced ids must be contiguous int64 [{tokens}, {topk}]")
     ids = torch.empty((tokens, topk), dtype=torch.int64)
     weights = torch.empty((tokens, topk))
     library.headrace_route(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.kernels.native import library_for, require
+from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.norm_rope import rotate
 from headrace_engine.models.protocol import ForwardBatch
 
@@ -81,10 +81,8 @@ def write_ring(rows: torch.Tensor, ring: torch.Tensor, layer: int, batch: Forwar
     if library is None or ring.dtype is not rows.dtype:
         write_ring_reference(rows, ring, layer, batch)
         return
-    require(
-        rows.is_contiguous() and ring.is_contiguous() and rows.shape[1] == ring.shape[3],
-        f"write_ring: rows must be contiguous [T, {ring.shape[3]}]",
-    )
+    if not (rows.is_contiguous() and ring.is_contiguous() and rows.shape[1] == ring.shape[3]):
+        raise ValueError(f"write_ring: rows must be contiguous [T, {ring.shape[3]}]")
     library.headrace_write_ring(
         rows.dtype is torch.bfloat16, rows.data_ptr(), batch.query_starts.data_ptr(), batch.context_lens.data_ptr(),
         batch.state_slots.data_ptr(), len(batch.query_lens), layer_pointer(ring, layer), ring.stride(0),
@@ -94,7 +92,8 @@ def write_ring(rows: torch.Tensor, ring: torch.Tensor, layer: int, batch: Forwar
 
 def layer_pointer(cache: torch.Tensor, layer: int) -> int:
     """Address of a layer's first row in a cache tensor [items, layers, rows, n]."""
-    require(cache.is_contiguous() and 0 <= layer < cache.shape[1], f"cache {list(cache.shape)} has no layer {layer}")
+    if not (cache.is_contiguous() and 0 <= layer < cache.shape[1]):
+        raise ValueError(f"cache {list(cache.shape)} has no layer {layer}")
     return cache.data_ptr() + layer * cache.stride(1) * cache.element_size()
 
 
@@ -180,21 +179,22 @@ def _check(
     entries: Entries | None,
 ) -> None:
     tokens, heads, dim = q.shape
-    require(
-        q.is_contiguous() and kv.is_contiguous() and kv.shape == (tokens, dim) and kv.dtype is q.dtype,
-        f"attention: q [T, heads, n] and kv [{tokens}, {dim}] must be contiguous and of one dtype",
-    )
-    require(ring.shape[3] == dim and ring.shape[2] >= window - 1, f"attention: ring of {window - 1}+ rows of {dim}")
-    require(
-        all(x.dtype is torch.float32 and x.is_contiguous() for x in (sinks, cos, sin)) and sinks.shape == (heads,)
-        and cos.shape == sin.shape and cos.shape[0] == tokens and 2 * cos.shape[1] <= dim,
-        "attention: sinks [heads], cos and sin [T, r] must be contiguous fp32",
-    )  # fmt: skip
+    if not (q.is_contiguous() and kv.is_contiguous() and kv.shape == (tokens, dim) and kv.dtype is q.dtype):
+        raise ValueError(f"attention: q [T, heads, n] and kv [{tokens}, {dim}] must be contiguous and of one dtype")
+    if not (ring.shape[3] == dim and ring.shape[2] >= window - 1):
+        raise ValueError(f"attention: ring of {window - 1}+ rows of {dim}")
+    if not (
+        all(x.dtype is torch.float32 and x.is_contiguous() for x in (sinks, cos, sin))
+        and sinks.shape == (heads,)
+        and cos.shape == sin.shape
+        and cos.shape[0] == tokens
+        and 2 * cos.shape[1] <= dim
+    ):
+        raise ValueError("attention: sinks [heads], cos and sin [T, r] must be contiguous fp32")
     if entries is None:
         return
-    require(entries.cache.shape[3] == dim, f"attention: entries of {dim}")
+    if not (entries.cache.shape[3] == dim):
+        raise ValueError(f"attention: entries of {dim}")
     chosen = entries.selected
-    require(
-        chosen is None or (chosen.dtype is torch.int32 and chosen.shape[0] == tokens and chosen.is_contiguous()),
-        f"attention: selected must be contiguous int32 [{tokens}, K]",
-    )
+    if not (chosen is None or (chosen.dtype is torch.int32 and chosen.shape[0] == tokens and chosen.is_contiguous())):
+        raise ValueError(f"attention: selected must be contiguous int32 [{tokens}, K]")
