@@ -13,18 +13,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.groups import GroupKey, Rebuild, RoleState
-from headrace_operator.local.pods import LocalPod
-from headrace_operator.local.ports import HOST, PodPorts, assign
+from headrace_operator.local.pods import LocalPod, engine_container, local_environment
+from headrace_operator.local.ports import HOST, assign
 from headrace_operator.local.process import LocalProcess, find_program
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import EXIT_SECONDS, render_pod
-from headrace_operator.render.runtimes.headrace import static_router_command
+from headrace_operator.render.runtimes.headrace import ROUTER, static_router_command
 from headrace_operator.render.site import local_site
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.rollout import Creation, Deletion, plan_role
@@ -63,10 +64,19 @@ class LocalDeployment:
         self._pods: dict[tuple[str, int, int], LocalPod] = {}
         self._rebuilds: dict[str, dict[int, Rebuild]] = {role.name: {} for role in deployment.spec.roles}
         self._router: LocalProcess | None = None
-        self._router_program = find_program("headrace-router", bin_dir)
+        self._router_program = find_program(ROUTER, bin_dir)
+        self._check_pods()
         self._log_dir = Path(tempfile.mkdtemp(prefix=f"headrace-{self._owner.name}-"))
         self._started_at = time.monotonic()
         self._was_ready = False
+
+    def _check_pods(self) -> None:
+        """Find out before anything is started what cannot be run here."""
+        for role, group, index in self._ports:
+            key = GroupKey(role, self._templates[role].revision, group)
+            body = self._render(key, index)
+            local_environment(body)
+            find_program(engine_container(body)["command"][0], self._bin_dir)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; everything is ended before it returns or raises PodFailed."""
@@ -149,21 +159,20 @@ class LocalDeployment:
         for deletion in plan.delete:
             self._delete(deletion, template)
         for creation in plan.create:
-            await self._create(creation, template)
+            await self._create(creation)
 
-    async def _create(self, creation: Creation, template: RoleTemplate) -> None:
+    async def _create(self, creation: Creation) -> None:
         key = creation.key
-        leader = self._ports[key.role, key.index, 0]
         for index in creation.pods:
             ports = self._ports[key.role, key.index, index]
-            body = self._render(key, index, template, ports, leader)
+            body = self._render(key, index)
             pod = await LocalPod.start(key, index, body, ports, self._log_dir, self._bin_dir)
             self._pods[key.role, key.index, index] = pod
 
-    def _render(
-        self, key: GroupKey, index: int, template: RoleTemplate, ports: PodPorts, leader: PodPorts
-    ) -> dict[str, object]:
-        site = local_site(ports.http, leader.rendezvous, leader.control, template.model.source)
+    def _render(self, key: GroupKey, index: int) -> dict[str, Any]:
+        template = self._templates[key.role]
+        own, leader = self._ports[key.role, key.index, index], self._ports[key.role, key.index, 0]
+        site = local_site(own.http, leader.rendezvous, leader.control, template.model.source)
         return render_pod(self._owner, key, index, template, site)
 
     def _delete(self, deletion: Deletion, template: RoleTemplate) -> None:

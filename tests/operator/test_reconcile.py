@@ -1,0 +1,187 @@
+"""A pass of the reconciler over a fake API server: what it writes, and when it writes nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.operator.rule_cases import resource
+from tests.operator.worlds import DEFAULTS, UID, FakeCluster
+
+from headrace_operator import names
+from headrace_operator.cluster import ClusterError, Refused
+from headrace_operator.reconcile import LAG_SECONDS, Reconciler, event_body
+from headrace_operator.rollout import Note
+from headrace_operator.workqueue import Key
+
+KEY = Key("default", "demo")
+
+
+class FakeServer:
+    """Stands in for both the store and the API server: what is written is shown at once, unless `is_lagging`."""
+
+    def __init__(self, changes: dict[str, Any] | None = None) -> None:
+        self.raw: dict[str, Any] | None = resource(changes)
+        self.raw["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
+        self.world = FakeCluster()
+        self.shown: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.is_lagging = False
+        self.refuse = ""
+        self.foreign: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def deployment(self, key: Key) -> dict[str, Any] | None:
+        return self.raw
+
+    def children(self, key: Key) -> list[dict[str, Any]]:
+        if not self.is_lagging:
+            self.shown = copy.deepcopy(list(self.world.objects.values()))
+        return self.shown
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.foreign.get((kind, name)) or self.world.objects.get((kind, name))
+
+    async def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(f"apply {body['kind']}")
+        if self.refuse == body["kind"]:
+            raise Refused(f"apply {body['kind']}: exceeded quota")
+        return self.world.store(body)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None) -> dict[str, Any] | None:
+        self.calls.append(f"delete {kind}")
+        return self.world.objects.pop((kind, name), None)
+
+    async def apply_status(self, namespace: str, name: str, uid: str, status: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append("status")
+        assert self.raw is not None
+        self.world.version += 1
+        self.raw = {**self.raw, "status": status}
+        self.raw["metadata"] = {**self.raw["metadata"], "resourceVersion": str(self.world.version + 1)}
+        return self.raw
+
+    async def create_event(self, event: dict[str, Any]) -> None:
+        self.calls.append(f"event {event['reason']}")
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        assert self.raw is not None
+        return next(c for c in self.raw["status"]["conditions"] if c["type"] == kind)
+
+
+def reconciler(server: FakeServer) -> Reconciler:
+    return Reconciler(server, server, DEFAULTS, clock=lambda: 100.0)  # type: ignore[arg-type]
+
+
+async def settle(server: FakeServer, subject: Reconciler) -> None:
+    for _ in range(20):
+        server.calls.clear()
+        await subject.reconcile(KEY)
+        if not server.calls:
+            return
+        server.world.make_all_ready()
+    raise AssertionError(server.calls)
+
+
+async def test_a_first_pass_makes_everything_then_one_status_then_events() -> None:
+    server = FakeServer()
+    await reconciler(server).reconcile(KEY)
+    kinds = [call.split()[0] for call in server.calls]
+    assert kinds.count("status") == 1
+    assert kinds.index("status") > max(i for i, kind in enumerate(kinds) if kind == "apply")
+    assert kinds.index("event") > kinds.index("status")
+    applied = [call.split()[1] for call in server.calls if call.startswith("apply")]
+    assert applied.index("Pod") > applied.index("ControllerRevision")
+    assert applied.index("RoleBinding") > applied.index("Role")
+
+
+async def test_a_settled_deployment_costs_no_request() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    assert server.condition(names.READY)["status"] == "True"
+    await subject.reconcile(KEY)
+    await reconciler(server).reconcile(KEY)  # a new process knows no less
+    assert server.calls == []
+
+
+async def test_it_waits_until_its_writes_are_shown() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    server.is_lagging = True
+    await subject.reconcile(KEY)
+    server.calls.clear()
+    assert await subject.reconcile(KEY) == LAG_SECONDS
+    assert server.calls == []
+
+
+async def test_an_invalid_stored_spec_is_reported_once_and_changes_nothing() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    before = copy.deepcopy(server.world.objects)
+    assert server.raw is not None
+    server.raw["spec"]["roles"] = [{"name": "decode"}]
+    server.raw["metadata"]["generation"] = 2
+    assert await subject.reconcile(KEY) is None
+    assert server.calls == ["status", f"event {names.REASON_SPEC_INVALID}"]
+    assert "prefill and decode together" in server.condition(names.VALID)["message"]
+    server.calls.clear()
+    await subject.reconcile(KEY)
+    assert server.calls == []
+    assert server.world.objects == before
+
+
+async def test_a_deployment_that_is_being_deleted_is_left_to_garbage_collection() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    assert server.raw is not None
+    server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    server.world.objects.clear()
+    assert await subject.reconcile(KEY) is None
+    server.raw = None
+    assert await subject.reconcile(KEY) is None
+    assert server.calls == []
+
+
+async def test_a_refusal_is_reported_and_tried_again_and_the_rest_is_made() -> None:
+    server = FakeServer()
+    server.refuse = "Pod"
+    subject = reconciler(server)
+    with pytest.raises(ClusterError, match="exceeded quota"):
+        await subject.reconcile(KEY)
+    assert server.condition(names.READY)["reason"] == names.REASON_REFUSED
+    assert "exceeded quota (and 1 more)" in server.condition(names.READY)["message"]
+    assert ("Service", "demo") in server.world.objects
+    server.refuse = ""
+    await settle(server, subject)
+    assert server.condition(names.READY)["status"] == "True"
+
+
+async def test_a_name_without_our_label_that_is_taken_is_not_touched() -> None:
+    server = FakeServer()
+    server.foreign["Service", "demo"] = {"kind": "Service", "metadata": {"name": "demo"}}
+    with pytest.raises(Refused, match="belongs to someone else"):
+        await reconciler(server).reconcile(KEY)
+    assert ("Service", "demo") not in server.world.objects
+    assert "belongs to someone else" in server.condition(names.READY)["message"]
+
+
+async def test_a_corrupt_status_is_computed_anew() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    good = copy.deepcopy(server.raw or {})["status"]
+    assert server.raw is not None
+    server.raw["status"] = {"roles": [{"name": "prefill", "readyGroups": 77}]}
+    await subject.reconcile(KEY)
+    assert server.raw["status"]["roles"] == good["roles"]
+    assert server.condition(names.READY)["status"] == "True"
+
+
+def test_an_event_names_the_deployment_and_never_repeats_a_name() -> None:
+    raw = FakeServer().raw or {}
+    first = event_body(raw, Note("GroupFailed", "x" * 3000, is_warning=True), now=1.0)
+    assert first["involvedObject"]["uid"] == UID
+    assert (first["type"], len(first["message"])) == ("Warning", 1024)
+    assert first["metadata"]["name"] != event_body(raw, Note("GroupFailed", "x" * 3000), now=2.0)["metadata"]["name"]
