@@ -94,6 +94,11 @@ def test_ranks_find_their_leader_by_name() -> None:
     assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("demo-decode-abc-0-1", "demo-decode-abc")
 
 
+def test_a_group_of_one_pod_needs_no_name_service() -> None:
+    args = container(decode_pod())["args"]
+    assert args[args.index("--leader-host") + 1] == "127.0.0.1"
+
+
 def test_drain_time_reaches_the_engine_and_leaves_room_to_exit() -> None:
     pod = decode_pod({"spec.drainTimeoutSeconds": 45})
     assert container(pod)["args"][-2:] == ["--drain-seconds", "45"]
@@ -147,7 +152,6 @@ def test_local_pods_differ_only_in_addresses_ports_and_model_folder() -> None:
     cluster = container(engine_pod(OWNER, GroupKey("decode", "abc", 0), 0, template))["args"]
     assert {a: b for a, b in zip(cluster, local, strict=True) if a != b} == {
         "/model": "/data/v4",
-        "demo-decode-abc-0-0.demo-decode-abc": "127.0.0.1",
         "0.0.0.0": "127.0.0.1",
         "8000": "9001",
         "29500": "9002",

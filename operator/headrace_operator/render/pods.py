@@ -24,7 +24,8 @@ EXIT_SECONDS = 15
 
 def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) -> dict[str, Any]:
     """Pod `pod` of group `key`, for a cluster."""
-    site = cluster_site(owner.name, key.role, key.revision, key.index, template.model.source)
+    num_pods = template.parallelism.num_pods
+    site = cluster_site(owner.name, key.role, key.revision, key.index, num_pods, template.model.source)
     return render_pod(owner, key, pod, template, site)
 
 

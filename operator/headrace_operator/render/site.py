@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headrace_operator import names
 from headrace_operator.api_engine import ModelSource
 
+LOOPBACK = "127.0.0.1"
 MODEL_MOUNT = "/model"  # where a cluster's pods see the checkpoint's volume
 
 
@@ -22,10 +23,10 @@ class Site:
     model_dir: str  # unused for tiny models
 
 
-def cluster_site(deployment: str, role: str, revision: str, group: int, source: ModelSource) -> Site:
-    """Every pod has an address of its own, so all use the same ports."""
+def cluster_site(deployment: str, role: str, revision: str, group: int, num_pods: int, source: ModelSource) -> Site:
+    """Every pod has an address of its own, so all use the same ports. A group of one pod needs no name service."""
     return Site(
-        leader_host=names.leader_host(deployment, role, revision, group),
+        leader_host=names.leader_host(deployment, role, revision, group) if num_pods > 1 else LOOPBACK,
         host="0.0.0.0",
         http_port=names.PORT_HTTP,
         rendezvous_port=names.PORT_RENDEZVOUS,
@@ -39,8 +40,8 @@ def local_site(http_port: int, rendezvous_port: int, control_port: int, source: 
     if source.pvc:
         raise ValueError("model.source.pvc needs a cluster; use hostPath or tiny to run locally")
     return Site(
-        leader_host="127.0.0.1",
-        host="127.0.0.1",
+        leader_host=LOOPBACK,
+        host=LOOPBACK,
         http_port=http_port,
         rendezvous_port=rendezvous_port,
         control_port=control_port,
