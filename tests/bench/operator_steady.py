@@ -24,7 +24,7 @@ from tests.bench.report import Cell, Results, machine, table
 
 WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 HEARTBEATS = {"leases", "nodes", "nodes/status"}
-OPERATOR_LABELS = "app.kubernetes.io/name=headrace,app.kubernetes.io/component=operator"
+OPERATOR_LABELS = "app.kubernetes.io/name=headrace-operator"
 OPERATOR_METRICS_PORT = 9090
 KUBECTL_LIMIT_SECONDS = 60
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
