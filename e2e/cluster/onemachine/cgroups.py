@@ -41,7 +41,7 @@ def whole_node(node: str) -> list[Path]:
 
 
 def create(node: str) -> None:
-    """Makes the node's cgroup in every hierarchy."""
+    """Makes the node's cgroup in every hierarchy; processes that enter it run."""
     for hierarchy in _hierarchies():
         (hierarchy / TREE / node).mkdir(parents=True, exist_ok=True)
     cpuset = ROOT / "cpuset"
@@ -49,13 +49,17 @@ def create(node: str) -> None:
         for group in (cpuset / TREE, cpuset / TREE / node):
             if not (group / limit).read_text().strip():
                 (group / limit).write_text((cpuset / limit).read_text())
+    set_frozen(node, False)
 
 
 def set_frozen(node: str, frozen: bool) -> None:
-    """Stops or continues every process of the node. Raises ClusterError if they do not freeze in time."""
+    """Stops or continues every process of the node. Raises ClusterError if there is none, or if they do not freeze in
+    time. A frozen tree without processes would hold the next one that enters it, before it runs."""
     state = ROOT / "freezer" / TREE / node / "freezer.state"
-    if not state.exists():
+    if frozen and not _pids(node):
         raise ClusterError(f"{node} is not running")
+    if not state.exists():
+        return
     target = "FROZEN" if frozen else "THAWED"
     deadline = time.monotonic() + 10
     state.write_text(target)
@@ -101,8 +105,8 @@ def remove() -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """Every version 1 hierarchy; links such as `cpu` -> `cpu,cpuacct` once."""
-    return sorted({path.resolve() for path in ROOT.iterdir() if (path / "tasks").exists()})
+    """Every hierarchy, with the version 2 one beside them that runc writes to; links to `cpu,cpuacct` count once."""
+    return sorted({path.resolve() for path in ROOT.iterdir() if (path / "cgroup.procs").exists()})
 
 
 def _pids(node: str) -> list[int]:

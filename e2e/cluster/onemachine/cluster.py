@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Cluster:
         self.layout = layout
         self.progress = progress
         self.daemons = Daemons(layout.run, layout.logs)
+        self._node_started: dict[str, float] = {}  # Unix time, of nodes that this command has started
 
     @property
     def binaries(self) -> Path:
@@ -130,8 +132,10 @@ class Cluster:
 
     def wait_for_nodes(self, names: tuple[str, ...] | list[str]) -> None:
         def all_ready() -> bool:
-            ready = {n["metadata"]["name"] for n in self.kubectl.nodes() if is_node_ready(n)}
-            return ready.issuperset(names)
+            by_name = {n["metadata"]["name"]: n for n in self.kubectl.nodes()}
+            return all(
+                name in by_name and is_node_ready(by_name[name], self._node_started.get(name, 0.0)) for name in names
+            )
 
         log = self.daemons.log(f"kubelet-{names[0]}")
         wait_until(f"{', '.join(names)} Ready", all_ready, timeout_seconds=START_TIMEOUT_SECONDS, log=log)
@@ -173,7 +177,9 @@ class Cluster:
         self.layout.kubeconfig.unlink(missing_ok=True)
 
     def _start_node(self, node: str, pause_image: str) -> None:
-        nodes.start(self.binaries, self.layout, self.daemons, node, pause_image)
+        now = time.time()
+        if nodes.start(self.binaries, self.layout, self.daemons, node, pause_image):
+            self._node_started[node] = now
 
     def _wait_for_apiserver(self) -> None:
         log = self.daemons.log("kube-apiserver")

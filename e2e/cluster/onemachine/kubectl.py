@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ class Kubectl:
         return items
 
 
-def is_node_ready(node: dict[str, Any]) -> bool:
+def is_node_ready(node: dict[str, Any], since: float = 0.0) -> bool:
+    """Whether the node is Ready, by a report of its kubelet from `since` (seconds of Unix time) or later.
+
+    For a while after its death a node still counts as Ready: nobody has missed it yet.
+    """
     conditions = node.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return any(
+        c["type"] == "Ready"
+        and c["status"] == "True"
+        and datetime.fromisoformat(c["lastHeartbeatTime"]).timestamp() >= math.floor(since)
+        for c in conditions
+    )

@@ -16,6 +16,7 @@ SYSCTLS = {
     "net/bridge/bridge-nf-call-iptables": "1",
 }
 CHAINS = re.compile(r"^:((?:KUBE|CNI)-\S+)", re.MULTILINE)
+NAMESPACES = re.compile(r'"sandbox":\s*"([^"]+)"')
 RULES = re.compile(r"^-A (.*-j (?:KUBE|CNI)-.*)$", re.MULTILINE)
 
 
@@ -62,8 +63,7 @@ def down() -> None:
     for command in ("iptables", "ip6tables"):
         for table in ("filter", "nat", "mangle"):
             _remove_chains(command, table)
-    for result in Path("/var/lib/cni/results").glob(f"{POD_NETWORK_NAME}-*"):
-        result.unlink(missing_ok=True)
+    _remove_cni_results()
 
 
 def _remove_pod_namespaces() -> None:
@@ -71,6 +71,17 @@ def _remove_pod_namespaces() -> None:
     for namespace in Path("/run/netns").glob("cni-*"):
         attempt(["umount", "-l", namespace])
         namespace.unlink(missing_ok=True)
+
+
+def _remove_cni_results() -> None:
+    """The CNI remembers each attachment: to our network, and to the pod's own loopback, which names its namespace."""
+    results = Path("/var/lib/cni/results")
+    for result in results.glob(f"{POD_NETWORK_NAME}-*"):
+        result.unlink(missing_ok=True)
+    for result in results.glob("cni-loopback-*"):
+        namespaces = NAMESPACES.findall(result.read_text(errors="replace"))
+        if namespaces and not any(Path(namespace).exists() for namespace in namespaces):
+            result.unlink(missing_ok=True)
 
 
 def _remove_chains(command: str, table: str) -> None:

@@ -120,8 +120,10 @@ def kubelet(binaries: Path, layout: Layout, node: str) -> Daemon:
     return Daemon(f"kubelet-{node}", [binaries / "kubelet", *flags], [config, *certificates], cgroups.whole_node(node))
 
 
-def start(binaries: Path, layout: Layout, daemons: Daemons, node: str, pause_image: str) -> None:
-    """Starts what of the node is not running. Its kubelet registers it once the API server answers."""
+def start(binaries: Path, layout: Layout, daemons: Daemons, node: str, pause_image: str) -> bool:
+    """Starts what of the node is not running; returns whether the kubelet was started.
+
+    The kubelet registers the node once the API server answers."""
     paths = layout.node(node)
     for folder in (paths.kubelet, paths.pod_logs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,7 @@ def start(binaries: Path, layout: Layout, daemons: Daemons, node: str, pause_ima
             timeout_seconds=60,
             log=daemons.log(f"containerd-{node}"),
         )
-    daemons.start(kubelet(binaries, layout, node))
+    return daemons.start(kubelet(binaries, layout, node))
 
 
 def _accepts(address: Path) -> bool:
