@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -46,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 64
     max_waiting: int = 512
     num_blocks: int = 0
-    lease_seconds: float = 30.0
+    lease_seconds: float = 300.0
     request_timeout_seconds: float = 3600.0
     threads: int = 0
     drain_seconds: float = 600.0
@@ -58,6 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_leader(self) -> bool:
         return self.pod_index == 0
+
+    @property
+    def leader_address(self) -> str:
+        """Where this pod's ranks find the leader. On the leader's own pod that needs no name service."""
+        return "127.0.0.1" if self.is_leader else self.leader_host
 
     @property
     def local_ranks(self) -> range:
@@ -140,65 +146,54 @@ def parse_tiny(value: str) -> tuple[str, int]:
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `headrace-engine serve`; every default is shown by --help."""
-    add = parser.add_argument
+    """The flags of `headrace-engine serve`, each with its default as `EngineConfig` has it."""
     model = parser.add_argument_group("model")
-    model.add_argument("--model", default="", metavar="DIR", help="folder with config.json, weights and tokenizer.json")
-    model.add_argument(
-        "--tiny",
-        default="",
-        metavar="FAMILY:SEED",
-        help="instead of --model: a small random checkpoint, e.g. v4:0, the same bytes each time",
-    )
-    model.add_argument("--served-model-name", default="", metavar="NAME", help="default: the folder's name")
-    model.add_argument("--dtype", default="auto", choices=DTYPES, help="auto keeps the checkpoint's (default: auto)")
-    model.add_argument("--cache-dtype", default="auto", choices=DTYPES, help="auto: as the weights (default: auto)")
+    _add(model, "model", "folder with config.json, weights and tokenizer.json", metavar="DIR", default="")
+    _add(model, "tiny", "instead: a small random checkpoint, such as v4:0", metavar="FAMILY:SEED")
+    _add(model, "served_model_name", "default: the folder's name", metavar="NAME")
+    _add(model, "dtype", "auto keeps the checkpoint's", choices=DTYPES)
+    _add(model, "cache_dtype", "auto keeps the checkpoint's", choices=DTYPES)
     group = parser.add_argument_group("group", "one engine of several ranks on several pods")
-    add = group.add_argument
-    add("--role", default="unified", choices=[role.value for role in Role], help="default: unified, no P/D")
-    add("--data", type=int, default=1, metavar="N", help="data-parallel ranks of the group (default: 1)")
-    add("--data-local", type=int, default=0, metavar="M", help="of which this pod runs M (default: all)")
-    add("--pod-index", type=int, default=0, metavar="I", help="0 is the leader: HTTP and frontend (default: 0)")
-    add("--expert-parallel", action="store_true", help="shard the experts over the ranks; else every rank has all")
-    add("--leader-host", default="127.0.0.1", metavar="HOST", help="pod 0 as other pods reach it (default: 127.0.0.1)")
+    _add(group, "role", "unified does both phases", choices=[role.value for role in Role])
+    _add(group, "data", "data-parallel ranks of the group", type=int, metavar="N")
+    _add(group, "data_local", "of which this pod runs M; 0: all", type=int, metavar="M", default=0)
+    _add(group, "pod_index", "0 is the leader: HTTP and frontend", type=int, metavar="I")
+    group.add_argument(
+        "--expert-parallel", action="store_true", help="shard the experts over the ranks, else all have all"
+    )
+    _add(group, "leader_host", "pod 0, as the other pods reach it", metavar="HOST")
     ports = parser.add_argument_group("ports")
-    ports.add_argument("--host", default="0.0.0.0", help="HTTP address (default: 0.0.0.0)")
-    ports.add_argument("--port", type=int, default=8000, help="HTTP; 0 takes a free one (default: 8000)")
-    ports.add_argument("--rendezvous-port", type=int, default=29500, help="torch store on pod 0 (default: 29500)")
-    ports.add_argument("--control-port", type=int, default=29501, help="frontend on pod 0, for ranks (default: 29501)")
-    _add_limit_arguments(parser.add_argument_group("limits"))
+    _add(ports, "host", "HTTP address", metavar="ADDRESS")
+    _add(ports, "port", "HTTP; 0 takes a free one", type=int, metavar="N")
+    _add(ports, "rendezvous_port", "on pod 0, where ranks meet", type=int, metavar="N")
+    _add(ports, "control_port", "on pod 0, from frontend to ranks", type=int, metavar="N")
+    limits = parser.add_argument_group("limits", "0 chooses from the model and the machine where it says so")
+    _add(limits, "max_model_len", "tokens of prompt and answer; 0: the model's", type=int, metavar="N")
+    _add(limits, "block_size", "tokens of a cache block; 0: 256, or the model's next multiple", type=int, metavar="N")
+    _add(limits, "num_blocks", "cache blocks of a rank; 0: what is of use and fits", type=int, metavar="N")
+    _add(limits, "max_batch_tokens", "tokens of one step of a rank", type=int, metavar="N")
+    _add(limits, "max_sequences", "requests that a rank runs at once", type=int, metavar="N")
+    _add(limits, "max_waiting", "requests that may queue for a rank", type=int, metavar="N")
+    _add(
+        limits,
+        "lease_seconds",
+        "life of a ticket: must cover queueing and prefill of the longest prompt",
+        type=float,
+        metavar="S",
+    )
+    _add(limits, "request_timeout_seconds", "longest life of a request", type=float, metavar="S")
+    _add(limits, "threads", "compute threads of a rank; 0: CPUs / ranks of this pod", type=int, metavar="N")
+    _add(limits, "drain_seconds", "time to finish after SIGTERM", type=float, metavar="S")
 
 
-def _add_limit_arguments(limits: argparse._ArgumentGroup) -> None:
-    add = limits.add_argument
-    add("--max-model-len", type=int, default=0, metavar="N", help="prompt and answer, tokens (default: the model's)")
-    add("--block-size", type=int, default=0, metavar="N", help="tokens of a cache block (default: 256, or the model's)")
-    add(
-        "--num-blocks",
-        type=int,
-        default=0,
-        metavar="N",
-        help="cache blocks of a rank (default: what is of use and fits)",
-    )
-    add("--max-batch-tokens", type=int, default=2048, metavar="N", help="tokens of one step of a rank (default: 2048)")
-    add("--max-sequences", type=int, default=64, metavar="N", help="requests that a rank runs at once (default: 64)")
-    add("--max-waiting", type=int, default=512, metavar="N", help="requests that may queue for a rank (default: 512)")
-    add(
-        "--lease-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="life of a ticket: writes start before (default: 30)",
-    )
-    add(
-        "--request-timeout-seconds",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="longest life of a request (default: 3600)",
-    )
-    add("--threads", type=int, default=0, metavar="N", help="compute threads of a rank (default: CPUs / local ranks)")
-    add("--drain-seconds", type=float, default=600.0, metavar="S", help="time to finish after SIGTERM (default: 600)")
+def _add(group: argparse._ArgumentGroup, name: str, text: str, **options: Any) -> None:
+    """One flag, whose default is that of EngineConfig's field unless given."""
+    options.setdefault("default", _DEFAULTS[name])
+    shown = "" if options["default"] == "" else f" (default: {options['default']})"
+    group.add_argument("--" + name.replace("_", "-"), help=text + shown, **options)
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
 
 
 def config_from(arguments: argparse.Namespace) -> EngineConfig:

@@ -98,7 +98,7 @@ def _run(config: EngineConfig, rank: int, status_fd: int) -> None:
         num_slots=plan.num_slots,
     )
     _warm_up(model, cache, exchange)
-    control = ControlClient(config.leader_host, config.control_port, rank)
+    control = ControlClient(config.leader_address, config.control_port, rank)
     scheduler = _scheduler(config, model, plan)
     incarnation = str(uuid.uuid4())
     fingerprint = layout.fingerprint(model.cache_groups, plan.block_size, model.digest)
@@ -136,7 +136,7 @@ def _plan(config: EngineConfig, model: Model) -> CachePlan:
 def _join(config: EngineConfig, model: Model, rank: int) -> tuple[StepGroup | None, Exchange]:
     if not config.has_collectives:
         return None, LocalExchange()
-    group = join(config.leader_host, config.rendezvous_port, rank, config.data)
+    group = join(config.leader_address, config.rendezvous_port, rank, config.data)
     num_experts = models.describe_config(config.model).num_experts
     return group, AllToAllExchange(group.process_group, num_experts)
 

@@ -12,6 +12,8 @@
   at the last boundary of the prompt so that the state can be copied there (see `kv.prefix`).
 
 Every call may queue actions (`take_actions`): what the rank must send, push or cancel, in this order.
+
+One state machine in one file, longer than others here: each transition is right only beside the others.
 """
 
 from __future__ import annotations
@@ -104,8 +106,9 @@ class Scheduler:
             self._refuse(request.request_id, RequestError(400, f"request id {request.request_id!r} is in use"))
             return
         if len(self._waiting) >= self.limits.max_waiting:
+            # A router may try a leg on another group, and does so on 503; a whole request has only this engine.
             error = RequestError(
-                429,
+                429 if request.leg is Leg.WHOLE else 503,
                 f"this engine has {len(self._waiting)} requests waiting already; retry later",
                 "rate_limit_error",
                 "overloaded",

@@ -25,7 +25,7 @@ from tests.pd.engines import (
 
 from headrace_engine.models.deepseek_v4.tiny import write_tiny
 
-LENGTHS = [1, 2, 3, *range(BLOCK - 1, 2 * BLOCK + 2), 4 * BLOCK, 4 * BLOCK + 1, 130, 200]
+LENGTHS = [1, 2, 3, *range(BLOCK - 1, 2 * BLOCK + 2), 4 * BLOCK, 4 * BLOCK + 1, 130, 200, 2000]
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +64,21 @@ def test_every_residue_gives_the_tokens_of_one_engine(unified: Engine, pair: tup
     decode.wait_all_free()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 3, 4096])
+def test_tokens_do_not_depend_on_how_prefill_cuts_prompts(
+    unified: Engine, pair: tuple[Engine, Engine], chunk: int
+) -> None:
+    prefill = Engine("--role", "prefill", "--max-batch-tokens", str(chunk))
+    with running(prefill):
+        for prompt in prompts_of([2, BLOCK, 2 * BLOCK + 1, 60], first=170):
+            assert pd_tokens(prefill.url, pair[1].url, prompt) == generate(unified.url, prompt), len(prompt)
+
+
 def test_many_at_once(unified: Engine, pair: tuple[Engine, Engine]) -> None:
     prefill, decode = pair
-    prompts = prompts_of([5 + 3 * i for i in range(12)], first=50)
-    with ThreadPoolExecutor(12) as pool:
+    prompts = prompts_of([5 + 3 * i for i in range(32)], first=50)
+    with ThreadPoolExecutor(32) as pool:
         apart = list(pool.map(lambda prompt: pd_tokens(prefill.url, decode.url, prompt), prompts))
         together = list(pool.map(lambda prompt: generate(unified.url, prompt), prompts))
     assert apart == together

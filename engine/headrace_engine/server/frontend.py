@@ -27,73 +27,18 @@ from headrace_engine.messages import (
     Pushed,
     RankState,
     Shutdown,
-    TicketReady,
     Tokens,
     ToRank,
     Wake,
     Welcome,
 )
 from headrace_engine.server.errors import unavailable
+from headrace_engine.server.handle import Item, RankView, RequestHandle
 
 BEAT_SECONDS = 1.0  # ranks take a longer silence as the leader's death
 MAX_UNREAD_ITEMS = 65_536  # of one request: its client reads too slowly
 
 log = logging.getLogger(__name__)
-
-Item = TicketReady | Tokens | Pushed | Failed
-
-
-class RequestHandle:
-    """One request in flight: what its rank says, in order. `close` it on every path."""
-
-    __slots__ = ("_close", "_items", "_timer", "_waiter", "is_ended", "rank", "request_id")
-
-    def __init__(self, request_id: str, rank: int, close: Callable[[RequestHandle], None]) -> None:
-        self.request_id = request_id
-        self.rank = rank
-        self.is_ended = False  # the rank has said its last word
-        self._items: list[Item] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._close = close
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def next(self) -> list[Item]:
-        """At least one item, all that have come. After the last one there is nothing to wait for."""
-        while not self._items:
-            assert not self.is_ended, "nothing more will come"
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        items, self._items = self._items, []
-        return items
-
-    def deliver(self, item: Item) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    @property
-    def num_unread(self) -> int:
-        return len(self._items)
-
-    def set_deadline(self, timer: asyncio.TimerHandle) -> None:
-        self._timer = timer
-
-    def close(self) -> None:
-        """The request is over for its client. Aborts it if the rank still works on it. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._close(self)
-
-
-class RankView:
-    """What the frontend knows of one rank."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.hello: Hello | None = None
-        self.state: RankState | None = None
-        self.num_live = 0
 
 
 class Frontend:

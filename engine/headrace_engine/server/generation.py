@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headrace_engine.core import FinishReason
 from headrace_engine.messages import Failed, Tokens
 from headrace_engine.server.errors import ApiError
-from headrace_engine.server.frontend import Item, RequestHandle
+from headrace_engine.server.handle import Item, RequestHandle
 from headrace_engine.server.tokenize import Detokenizer, StopMatcher, Tokenizer
 
 

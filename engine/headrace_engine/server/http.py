@@ -15,7 +15,8 @@ from headrace_engine.config import EngineConfig
 from headrace_engine.core import Leg, RequestError, Role
 from headrace_engine.messages import RankState
 from headrace_engine.server.errors import ApiError, bad_request, error_response, from_http_exception
-from headrace_engine.server.frontend import Frontend, RankView
+from headrace_engine.server.frontend import Frontend
+from headrace_engine.server.handle import RankView
 from headrace_engine.server.job import ModelCard, read_job
 from headrace_engine.server.legs import Legs
 from headrace_engine.server.metrics import CONTENT_TYPE, Metrics

@@ -14,8 +14,9 @@ from headrace_engine.kv.ticket import ticket_to_json
 from headrace_engine.messages import Failed, Pushed, TicketReady
 from headrace_engine.server.answers import Choice, error_event, event
 from headrace_engine.server.errors import ApiError, error_object
-from headrace_engine.server.frontend import Frontend, Item
+from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Answer, Usage
+from headrace_engine.server.handle import Item
 from headrace_engine.server.job import Job
 from headrace_engine.server.metrics import Metrics, RequestTimer
 from headrace_engine.server.tokenize import Tokenizer

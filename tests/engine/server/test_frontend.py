@@ -15,7 +15,8 @@ from headrace_engine.control import identity_of
 from headrace_engine.core import FinishReason, Leg, SamplingParams
 from headrace_engine.messages import Abort, Add, Batch, FromRank, Hello, Tokens, ToRank, Wake, Welcome
 from headrace_engine.server.errors import ApiError
-from headrace_engine.server.frontend import Frontend, RequestHandle
+from headrace_engine.server.frontend import Frontend
+from headrace_engine.server.handle import RequestHandle
 
 
 class FakeRank:

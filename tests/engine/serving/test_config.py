@@ -24,6 +24,7 @@ def test_defaults_are_one_rank_doing_both_phases() -> None:
     assert (config.role, config.data, config.data_local, config.port) == (Role.UNIFIED, 1, 1, 8000)
     assert config.served_model_name == "tiny-v4-0"
     assert not config.has_collectives
+    assert config == EngineConfig(model="", tiny="v4:0", served_model_name="tiny-v4-0")
 
 
 def test_the_model_is_named_after_its_folder(tmp_path: Path) -> None:

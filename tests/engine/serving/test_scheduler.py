@@ -132,13 +132,14 @@ def test_the_sequence_admitted_last_gives_way_and_resumes_with_its_tokens() -> N
     assert [a.request_id for a in ends] == ["a", "b"]
 
 
-def test_the_queue_is_bounded_and_the_refusal_is_retriable() -> None:
+@pytest.mark.parametrize(("leg", "status"), [(Leg.WHOLE, 429), (Leg.DECODE, 503), (Leg.PREFILL, 503)])
+def test_the_queue_is_bounded_and_the_refusal_is_retriable(leg: Leg, status: int) -> None:
     scheduler = make(max_waiting=1)
-    scheduler.add(request("a", 3), 0)
-    scheduler.add(request("b", 3), 0)
+    scheduler.add(request("a", 3, leg), 0)
+    scheduler.add(request("b", 3, leg), 0)
     (refused,) = scheduler.take_actions()
     assert isinstance(refused, Refused)
-    assert (refused.error.status, refused.error.retriable) == (429, True)
+    assert (refused.error.status, refused.error.retriable) == (status, True)
 
 
 def test_no_one_overtakes_the_head_of_the_queue() -> None:
