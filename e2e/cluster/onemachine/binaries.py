@@ -138,7 +138,11 @@ def build_once(folder: Path, family: str, build: Callable[[Path], None]) -> Path
     try:
         build(draft)
         draft.chmod(0o755)
-        os.replace(draft, folder)
+        try:
+            os.replace(draft, folder)
+        except OSError:
+            if not folder.exists():  # else another command has built the same meanwhile
+                raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     versions = sorted(folder.parent.glob(family), key=lambda path: path.stat().st_mtime)

@@ -86,6 +86,8 @@ def _dispatch(arguments: argparse.Namespace, cluster: Cluster, progress: Progres
         case "helm-path":
             print(binaries.ensure_helm(cluster.layout, progress))
         case _:
+            if (arguments.command, getattr(arguments, "action", None)) == ("kwok", "up"):
+                binaries.ensure_kwok(cluster.layout, progress)  # minutes, in which others may use the cluster
             with command_lock(progress):
                 _change(arguments, cluster)
     return 0
