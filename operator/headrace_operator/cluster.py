@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic.client import DynamicClient
@@ -156,7 +157,7 @@ class Cluster:
                 return dict(await response.json())
             except ApiException as error:
                 raise _translated(error, verb, kind, arguments) from error
-            except (TimeoutError, OSError) as error:  # aiohttp's connection errors are OSErrors too
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise ClusterError(f"{verb} {kind}: {type(error).__name__}: {error}") from error
 
     def _resource(self, kind: str) -> Resource:

@@ -6,7 +6,7 @@ Reads the parsed resource and what was observed; never asks the API server. `rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace_operator import names
@@ -60,7 +60,12 @@ class Decision:
     delete_pods: tuple[Deletion, ...]
     delete_children: tuple[ChildDeletion, ...]
     notes: tuple[Note, ...]
+    repairs: tuple[Note, ...]  # one for each application that is not new
     taken: tuple[str, ...]  # "Kind name" of wanted objects that belong to someone else
+
+    def without_repairs(self) -> Decision:
+        """The same, with edited children left as they are."""
+        return replace(self, apply=tuple(a for a in self.apply if a.is_new), repairs=())
 
     @property
     def wait_seconds(self) -> float | None:
@@ -94,7 +99,8 @@ def decide(
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
         delete_children=tuple(_pruned(observed, desired)),
-        notes=tuple([note for plan in plans.values() for note in plan.notes] + repairs),
+        notes=tuple(note for plan in plans.values() for note in plan.notes),
+        repairs=tuple(repairs),
         taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
     )
 

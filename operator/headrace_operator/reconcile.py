@@ -23,6 +23,7 @@ from headrace_operator.decide import Application, Decision, Defaults, decide
 from headrace_operator.drift import status_has_drifted
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import controller_uid, observe
+from headrace_operator.repairs import RepairBudget
 from headrace_operator.rollout import Note
 from headrace_operator.status import as_applied, invalid_status, status_of, timestamp
 from headrace_operator.store import Store
@@ -50,6 +51,7 @@ class Reconciler:
         self._defaults = defaults
         self._clock = clock
         self._expectations: dict[Key, Expectations] = {}
+        self._repairs: dict[Key, RepairBudget] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
@@ -68,6 +70,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
+            self._repairs.pop(key, None)
             self._expectations.pop(key, None)  # garbage collection does the rest
             return None
         objects = self._store.children(key)
@@ -88,14 +91,27 @@ class Reconciler:
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
         observed = observe(key.name, deployment.metadata.uid, objects)
-        decision = decide(deployment, observed, before, self._defaults, now)
+        decision, pause = self._rationed(key, decide(deployment, observed, before, self._defaults, now), now)
         refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
         status = status_of(deployment, observed, decision, before, refusals, now)
         await self._write_status(raw, status, expected)
-        await self._post(raw, decision.notes)
+        await self._post(raw, [*decision.notes, *decision.repairs])
         if failure:
             raise failure
-        return decision.wait_seconds
+        return min((wait for wait in (decision.wait_seconds, pause) if wait), default=None)
+
+    def _rationed(self, key: Key, decision: Decision, now: float) -> tuple[Decision, float | None]:
+        """The decision without repairs while too many were made; and for how long."""
+        num_repairs = sum(not application.is_new for application in decision.apply)
+        if not num_repairs:
+            return decision, None
+        budget = self._repairs.setdefault(key, RepairBudget())
+        pause = budget.wait_seconds(now)
+        if not pause:
+            budget.spend(num_repairs, now)
+            return decision, None
+        logger.warning("%s/%s: someone else keeps changing its children; repairs pause for %.0f s", *key, pause)
+        return decision.without_repairs(), pause
 
     async def _act(
         self, key: Key, uid: str, decision: Decision, expected: Expectations

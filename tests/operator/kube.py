@@ -1,25 +1,20 @@
-"""kubectl for tests, and an operator process that serves one namespace of a real cluster."""
+"""A namespace of a real cluster, and the operator that the chart installed there, as tests handle them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
+from e2e.support.cluster import Cluster
+from e2e.support.headrace import OPERATOR_NAMESPACE
 
 from headrace_operator import names
 
-KUBECTL = os.environ.get("KUBECTL", "kubectl")
-IMAGE_VARIABLE = "HEADRACE_OPERATOR_IMAGE"
+_OPERATOR_SELECTOR = "app.kubernetes.io/name=headrace-operator"
 
 # Stands in for the engine where only the operator is tested: answers its probes, and ends when told to.
 STAND_IN = """
@@ -38,42 +33,34 @@ http.server.HTTPServer(('0.0.0.0', 8000), Handler).serve_forever()
 OVERLAY = {"podSpec": {"containers": [{"name": "engine", "command": ["python3", "-c"], "args": [STAND_IN]}]}}
 
 
-def run(*arguments: str, body: Any = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """One kubectl command; `body` goes to its standard input as JSON."""
-    text = json.dumps(body) if body is not None else None
-    done = subprocess.run([KUBECTL, *arguments], input=text, capture_output=True, text=True, timeout=90)
-    if check and done.returncode:
-        raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
-    return done
-
-
-def required_image() -> str:
-    """An image with Python in it: the operator's."""
-    image = os.environ.get(IMAGE_VARIABLE)
-    if not os.environ.get("KUBECONFIG") or not image:
-        pytest.fail(f"end-to-end tests need KUBECONFIG and {IMAGE_VARIABLE}; see `make help`")
-    return image
-
-
 class Namespace:
     """kubectl within one namespace."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
         self.name = name
 
-    def run(self, *arguments: str, body: Any = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return run("-n", self.name, *arguments, body=body, check=check)
+    def run(self, *arguments: str, body: Any = None) -> str:
+        """stdout of kubectl, given `body` as JSON on its standard input. Raises RuntimeError with its stderr."""
+        text = json.dumps(body) if body is not None else None
+        return self.cluster.kubectl("-n", self.name, *arguments, stdin=text, timeout_seconds=90)
+
+    def kill_engine(self, pod: str) -> None:
+        """Have the stand-in in a pod end with code 3; the command may end with it."""
+        script = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/die')"
+        with contextlib.suppress(RuntimeError):
+            self.run("exec", pod, "--", "python3", "-c", script)
 
     def apply(self, body: dict[str, Any]) -> None:
         self.run("apply", "--server-side", "--force-conflicts", "-f", "-", body=body)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        done = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
-        return dict(json.loads(done.stdout)) if done.stdout.strip() else None
+        text = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
+        return dict(json.loads(text)) if text.strip() else None
 
     def list(self, kind: str, deployment: str) -> list[dict[str, Any]]:
         selector = f"{names.LABEL_DEPLOYMENT}={deployment}"
-        return list(json.loads(self.run("get", kind, "-l", selector, "-o", "json").stdout)["items"])
+        return list(json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"])
 
     def pod_uids(self, deployment: str, role: str = "") -> dict[str, str]:
         """uid by name of the engine pods that are not being deleted."""
@@ -109,54 +96,29 @@ def eventually(check: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 class Operator:
-    """`headrace-operator` as a process here, with the rights of KUBECONFIG."""
+    """The operator in the cluster: stopped and started by the size of its Deployment."""
 
-    def __init__(self, namespace: str, image: str, log: Path) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "headrace_operator.main",
-            "--namespace",
-            namespace,
-            "--metrics-port",
-            "0",
-        ]
-        self._command += ["--engine-image", image, "--router-image", image]
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._log.write_bytes(b"")
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        try:
-            eventually(lambda: re.search(r"probes on port (\d+)", self._log.read_text()), 60)
-            eventually(self._is_ready, 60)
-        except AssertionError as error:
-            raise AssertionError(f"the operator does not start:\n{self._log.read_text()}") from error
+    def __init__(self, cluster: Cluster) -> None:
+        self._namespace = Namespace(cluster, OPERATOR_NAMESPACE)
+        (name,) = self._namespace.run("get", "deployment", "-l", _OPERATOR_SELECTOR, "-o", "name").split()
+        self._name = name
 
     def stop(self) -> None:
-        if self._process:
-            self._process.send_signal(signal.SIGTERM)
-            assert self._process.wait(timeout=30) == 0, self._log.read_text()
-            self._process = None
+        self._namespace.run("scale", self._name, "--replicas=0")
+        eventually(lambda: not self._pods())
 
-    @property
-    def _url(self) -> str:
-        found = re.search(r"probes on port (\d+)", self._log.read_text())
-        assert found
-        return f"http://127.0.0.1:{found[1]}"
+    def start(self) -> None:
+        self._namespace.run("scale", self._name, "--replicas=1")
+        self._namespace.run("rollout", "status", self._name, "--timeout=80s")
 
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._url}/readyz", timeout=5) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+    def _pods(self) -> list[str]:
+        return self._namespace.run("get", "pods", "-l", _OPERATOR_SELECTOR, "-o", "name").split()
 
     def num_writes(self) -> float:
-        """Requests so far that could change something."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as response:
-            text = response.read().decode()
+        """Requests since its start that could change something."""
+        (pod,) = self._pods()
+        name = pod.removeprefix("pod/")
+        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{name}:{names.PORT_OPERATOR}/proxy/metrics"
+        text = self._namespace.run("get", "--raw", path)
         writes = re.findall(r'api_calls_total\{kind="\w+",verb="(?:apply|apply_status|delete|create)"\} (\S+)', text)
         return sum(map(float, writes))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from e2e.support.cluster import Cluster
 from tests.operator import kube
 from tests.operator.kube import eventually
 from tests.operator.rule_cases import resource
@@ -17,49 +17,52 @@ from headrace_operator import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-CRDS = Path(__file__).parents[2] / "crds"
 NAME = "demo"
+Deployment = Callable[..., dict[str, Any]]
 KINDS = "pods,services,deployments,controllerrevisions,serviceaccounts,roles,rolebindings"
 
 
-def deployment(changes: dict[str, Any] | None = None, name: str = NAME) -> dict[str, Any]:
-    """Two prefill groups of one pod, one decode group of two pods."""
+@pytest.fixture(scope="module")
+def deployment(cluster: Cluster) -> Deployment:
+    """Two prefill groups of one pod, one decode group of two pods, all of stand-ins, with the given changes."""
+
+    def make(changes: dict[str, Any] | None = None, name: str = NAME) -> dict[str, Any]:
+        return _deployment(cluster, changes or {}, name)
+
+    return make
+
+
+def _deployment(cluster: Cluster, changes: dict[str, Any], name: str) -> dict[str, Any]:
     return resource(
         {
             "metadata.name": name,
+            "spec.engine": {"image": cluster.operator_image},  # small, and has Python
             "spec.drainTimeoutSeconds": 2,
             "spec.router": {"replicas": 0},
             "spec.roles.0.replicas": 2,
             "spec.roles.0.template": kube.OVERLAY,
             "spec.roles.1.template": kube.OVERLAY,
             "spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True},
-            **(changes or {}),
+            **changes,
         }
     )
 
 
 @pytest.fixture(scope="module")
-def namespace() -> Iterator[kube.Namespace]:
-    kube.required_image()
-    kube.run("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    kube.run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
-    name = f"headrace-operator-{os.getpid()}"
-    kube.run("create", "namespace", name)
-    yield kube.Namespace(name)
-    kube.run("delete", "namespace", name, "--wait=false")
+def namespace(cluster: Cluster) -> Iterator[kube.Namespace]:
+    name = f"operator-{os.getpid()}"
+    cluster.kubectl("create", "namespace", name)
+    yield kube.Namespace(cluster, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture(scope="module")
-def operator(namespace: kube.Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kube.Operator]:
-    log = tmp_path_factory.mktemp("operator") / "log"
-    process = kube.Operator(namespace.name, kube.required_image(), log)
-    process.start()
-    yield process
-    process.stop()
+def operator(cluster: Cluster) -> kube.Operator:
+    return kube.Operator(cluster)
 
 
 @pytest.fixture
-def serving(namespace: kube.Namespace, operator: kube.Operator) -> kube.Namespace:
+def serving(namespace: kube.Namespace, deployment: Deployment) -> kube.Namespace:
     """The deployment as above, ready, whatever the test before did to it."""
     namespace.apply(deployment())
     namespace.wait_ready(NAME)
@@ -68,7 +71,7 @@ def serving(namespace: kube.Namespace, operator: kube.Operator) -> kube.Namespac
 
 def test_it_becomes_ready_and_says_so_in_columns(serving: kube.Namespace) -> None:
     assert len(serving.pod_uids(NAME)) == 4
-    columns = serving.run("get", "dd", NAME, "--no-headers").stdout.split()
+    columns = serving.run("get", "dd", NAME, "--no-headers").split()
     assert columns[:4] == [NAME, "True", "2/2", "1/1"]
     assert " ".join(columns[4:7]) == "2xDP1 + 1xDEP2"
 
@@ -97,7 +100,7 @@ def test_a_restart_of_the_operator_changes_nothing(serving: kube.Namespace, oper
 def test_a_group_that_loses_a_process_is_replaced_as_a_whole(serving: kube.Namespace) -> None:
     before = serving.pod_uids(NAME)
     victim = next(name for name in before if "decode" in name and name.endswith("-1"))
-    serving.run("exec", victim, "--", "python3", "-c", die(), check=False)
+    serving.kill_engine(victim)
     eventually(lambda: not set(serving.pod_uids(NAME, "decode").values()) & set(before.values()))
     serving.wait_ready(NAME)
     after = serving.pod_uids(NAME)
@@ -109,16 +112,12 @@ def test_a_group_that_loses_a_process_is_replaced_as_a_whole(serving: kube.Names
     assert "asked to die" in rebuild["message"]
 
 
-def die() -> str:
-    return "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/die')"
-
-
 def test_a_failure_while_the_operator_is_away_is_mended_once(serving: kube.Namespace, operator: kube.Operator) -> None:
     before = serving.pod_uids(NAME, "prefill")
     victim = sorted(before)[0]
     operator.stop()
     try:
-        serving.run("exec", victim, "--", "python3", "-c", die(), check=False)
+        serving.kill_engine(victim)
         eventually(lambda: (serving.get("pod", victim) or {})["status"]["phase"] == "Failed")
     finally:
         operator.start()
@@ -161,7 +160,7 @@ def test_edited_and_deleted_children_are_repaired_and_foreign_labels_kept(servin
     eventually(is_repaired, 30)
 
 
-def test_conditions_of_others_survive(serving: kube.Namespace) -> None:
+def test_conditions_of_others_survive(serving: kube.Namespace, deployment: Deployment) -> None:
     condition = {"type": "Approved", "status": "True", "reason": "Asked", "message": "", "lastTransitionTime": now()}
     body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": NAME}}
     body["status"] = {"conditions": [condition]}
@@ -176,7 +175,9 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(serving: kube.Namespace) -> None:
+def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(
+    serving: kube.Namespace, deployment: Deployment
+) -> None:
     before = serving.pod_uids(NAME)
     serving.apply(deployment({"spec.roles.0.template": {**kube.OVERLAY, "labels": {"round": "2"}}}))
     eventually(lambda: serving.condition(NAME, names.PROGRESSING).get("reason") == names.REASON_ROLLING_OUT)
@@ -190,7 +191,7 @@ def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(servin
     eventually(lambda: len(serving.list("controllerrevisions", NAME)) == 2)
 
 
-def test_a_name_that_is_taken_is_left_alone(namespace: kube.Namespace, operator: kube.Operator) -> None:
+def test_a_name_that_is_taken_is_left_alone(namespace: kube.Namespace, deployment: Deployment) -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}}
     service["spec"] = {"selector": {"app": "mine"}, "ports": [{"port": 80}]}
     namespace.apply(service)

@@ -12,6 +12,7 @@ from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 from headrace_operator import names
 from headrace_operator.cluster import ClusterError, Refused
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler, event_body
+from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
 from headrace_operator.rollout import Note
 from headrace_operator.workqueue import Key
 
@@ -165,6 +166,18 @@ async def test_a_name_without_our_label_that_is_taken_is_not_touched() -> None:
         await reconciler(server).reconcile(KEY)
     assert ("Service", "demo") not in server.world.objects
     assert "belongs to someone else" in server.condition(names.READY)["message"]
+
+
+async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    waits = []
+    for _ in range(30):
+        server.world.objects["Deployment", "demo-router"]["spec"]["replicas"] = 9
+        waits.append(await subject.reconcile(KEY))
+    assert server.calls.count("apply Deployment") == MAX_REPAIRS
+    assert waits[-1] == WINDOW_SECONDS
 
 
 async def test_a_corrupt_status_is_computed_anew() -> None:
