@@ -48,7 +48,8 @@ class Engine:
         command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--control-port", str(self.control), "--rendezvous-port", str(self.store)]
         command += ["--block-size", str(BLOCK), "--threads", "1", "--max-model-len", "4096", *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._scratch = tempfile.TemporaryDirectory()  # what a killed engine leaves is removed with it
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": self._scratch.name}
         self.process = subprocess.Popen(command, stdout=self.log_file, stderr=subprocess.STDOUT, env=environment)
 
     def log(self) -> str:
@@ -82,6 +83,7 @@ class Engine:
                 self.process.kill()
                 self.process.wait()
         self.log_file.close()
+        self._scratch.cleanup()
         return self.process.returncode
 
     def wait_all_free(self, seconds: float = 10) -> None:
