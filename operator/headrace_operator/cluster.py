@@ -200,12 +200,15 @@ def _status_message(error: ApiException) -> str:
 
 @asynccontextmanager
 async def connect() -> AsyncIterator[Cluster]:
-    """A client with the pod's service account, or else with KUBECONFIG. Closed at the end."""
+    """A client with the pod's service account, or else with KUBECONFIG. Closed at the end. Raises ClusterError."""
     configuration = client.Configuration()
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    else:
-        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    try:
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        raise ClusterError(f"no cluster: {error}; set KUBECONFIG to a kubeconfig file") from error
     configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS
     async with client.ApiClient(configuration) as api:
         yield Cluster(api)

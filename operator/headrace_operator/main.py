@@ -17,7 +17,7 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, Cluster, connect
+from headrace_operator.cluster import CHILD_KINDS, Cluster, ClusterError, connect
 from headrace_operator.decide import Defaults
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.reconcile import Reconciler
@@ -32,13 +32,17 @@ _CRD_POLL_SECONDS = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Exit code 2 for bad flags or a missing image setting."""
+    """Run until SIGTERM or SIGINT. Exit codes: 2 for bad flags or a missing image, 1 if there is no cluster."""
     args = _parse(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
     if not args.engine_image or not args.router_image:
         sys.exit(_usage_error("set --engine-image and --router-image, or their environment variables"))
-    asyncio.run(_run(args))
+    try:
+        asyncio.run(_run(args))
+    except ClusterError as error:
+        logger.error("%s", error)
+        sys.exit(1)
 
 
 def _usage_error(message: str) -> int:

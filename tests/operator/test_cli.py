@@ -122,6 +122,15 @@ def test_status_shows_roles_conditions_and_failures() -> None:
     assert "    no memory" in table
 
 
+def test_status_without_a_cluster_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    code, _, err = run(capsys, "status", "demo")
+    assert code == 1
+    assert "set KUBECONFIG" in err
+
+
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
