@@ -3,11 +3,9 @@
 // One query's keys are read in place, wherever they lie (ring, this step's rows, cache blocks), in tiles of 32 rows
 // that stay in the first cache for all heads; softmax is online, and starts at the sink: logit = top, sum = 1, value 0.
 #include "batch.h"
-#include "dot_tile.h"
+#include "key_products.h"
 
 namespace headrace {
-
-constexpr int kTile = 32;
 
 template <class T>
 struct Attention {
@@ -39,151 +37,47 @@ void find_keys(const Attention<T>& a, int64_t t, int64_t s, std::vector<const T*
   }
 }
 
-template <class T>
-struct HeadBlock {  // running softmax of up to 8 heads of one query
-  float top[8], sum[8], factor[8];
-  T powers[8][kTile];
-  std::vector<float> values;  // [heads, dim], dims in the order that add_values leaves
-};
-
-// logits, then powers relative to the new top; the old sums shrink by `factor`. Powers beyond `num` are zero.
+// logits, then powers relative to the new top; the old sums shrink by `factor`.
 template <class T, int H>
-void add_powers(const T* const* q, const T* const* keys, int num, int64_t dim, float scale, HeadBlock<T>& b) {
-  constexpr int kColumns = 16 / H;
-  float logits[H][kTile], tile[16];
-  for (int start = 0; start < num; start += kColumns) {
-    dot_tile<T, H, kColumns>(q, keys + start, dim, tile);
+void add_powers(const T* const* q, const T* const* keys, int num, int64_t dim, float scale, HeadBlock& b) {
+  constexpr int kKeys = 16 / H;
+  float tile[16];
+  for (int start = 0; start < num; start += kKeys) {
+    Products<T>::template dot<H>(q, keys + start, dim, b, tile);
     for (int h = 0; h < H; ++h)
-      for (int j = 0; j < kColumns; ++j) logits[h][start + j] = tile[h * kColumns + j] * scale;
+      for (int j = 0; j < kKeys; ++j) b.powers[h][start + j] = tile[h * kKeys + j] * scale;
   }
   for (int h = 0; h < H; ++h) {
-    float top = b.top[h], sum = 0.0f;
-    for (int i = 0; i < num; ++i) top = std::max(top, logits[h][i]);
-    for (int i = num; i < kTile; ++i) logits[h][i] = -INFINITY;
+    float *powers = b.powers[h], top = b.top[h], sum = 0.0f;
+    for (int i = 0; i < num; ++i) top = std::max(top, powers[i]);
+    for (int i = num; i < kTile; ++i) powers[i] = -INFINITY;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < kTile; ++i) {
-      const float power = fast_exp(logits[h][i] - top);
-      sum += power;
-      store(&b.powers[h][i], power);
-    }
+    for (int i = 0; i < kTile; ++i) sum += powers[i] = fast_exp(powers[i] - top);
     b.factor[h] = fast_exp(b.top[h] - top);
     b.sum[h] = b.sum[h] * b.factor[h] + sum;
     b.top[h] = top;
   }
 }
 
-// values[h] = values[h] * factor[h] + sum over keys of power * key, for n dims from `first`.
-template <class T, int H>
-void add_values_portable(const T* const* keys, int num, int64_t dim, int64_t first, int64_t n, HeadBlock<T>& b) {
-  for (int h = 0; h < H; ++h) {
-    float* values = b.values.data() + h * dim + first;
-#pragma omp simd
-    for (int64_t k = 0; k < n; ++k) values[k] *= b.factor[h];
-  }
-  for (int i = 0; i < num; ++i) {
-    const T* key = keys[i] + first;
-    for (int h = 0; h < H; ++h) {
-      const float power = to_float(b.powers[h][i]);
-      float* values = b.values.data() + h * dim + first;
-#pragma omp simd
-      for (int64_t k = 0; k < n; ++k) values[k] += power * to_float(key[k]);
-    }
-  }
-}
-
-template <class T, int H>
-void add_values(const T* const* keys, int num, int64_t dim, HeadBlock<T>& b) {
-  add_values_portable<T, H>(keys, num, dim, 0, dim, b);
-}
-
-#ifdef HEADRACE_AVX512_BF16
-// Two keys at a time: interleaving 32 dims of both gives the pairs that the dot product wants, in two registers. Within
-// a block of 32 dims `values` therefore holds quarters 0, 2, 4, 6 of 4 dims, then 1, 3, 5, 7; restore_order undoes it.
-template <int H>
-void add_values_bf16(const bf16* const* keys, int num, int64_t dim, HeadBlock<bf16>& b) {
-  const int num_pairs = (num + 1) / 2;  // keys has one more row to read, and powers a zero for it
-  int64_t k = 0;
-  for (; k + 32 <= dim; k += 32) {
-    __m512 low[H], high[H];
-#pragma GCC unroll 8
-    for (int h = 0; h < H; ++h) {
-      const float* values = b.values.data() + h * dim + k;
-      const __m512 factor = _mm512_set1_ps(b.factor[h]);
-      low[h] = _mm512_mul_ps(_mm512_loadu_ps(values), factor);
-      high[h] = _mm512_mul_ps(_mm512_loadu_ps(values + 16), factor);
-    }
-    for (int i = 0; i < num_pairs; ++i) {
-      const __m512i even = _mm512_loadu_si512(keys[2 * i] + k), odd = _mm512_loadu_si512(keys[2 * i + 1] + k);
-      const __m512bh low_pairs = (__m512bh)_mm512_unpacklo_epi16(even, odd);
-      const __m512bh high_pairs = (__m512bh)_mm512_unpackhi_epi16(even, odd);
-#pragma GCC unroll 8
-      for (int h = 0; h < H; ++h) {
-        int32_t pair;
-        std::memcpy(&pair, &b.powers[h][2 * i], sizeof pair);
-        const __m512bh powers = (__m512bh)_mm512_set1_epi32(pair);
-        low[h] = _mm512_dpbf16_ps(low[h], low_pairs, powers);
-        high[h] = _mm512_dpbf16_ps(high[h], high_pairs, powers);
-      }
-    }
-#pragma GCC unroll 8
-    for (int h = 0; h < H; ++h) {
-      float* values = b.values.data() + h * dim + k;
-      _mm512_storeu_ps(values, low[h]);
-      _mm512_storeu_ps(values + 16, high[h]);
-    }
-  }
-  if (k < dim) add_values_portable<bf16, H>(keys, num, dim, k, dim - k, b);
-}
-
-template <>
-void add_values<bf16, 8>(const bf16* const* keys, int num, int64_t dim, HeadBlock<bf16>& b) {
-  add_values_bf16<8>(keys, num, dim, b);
-}
-template <>
-void add_values<bf16, 4>(const bf16* const* keys, int num, int64_t dim, HeadBlock<bf16>& b) {
-  add_values_bf16<4>(keys, num, dim, b);
-}
-template <>
-void add_values<bf16, 2>(const bf16* const* keys, int num, int64_t dim, HeadBlock<bf16>& b) {
-  add_values_bf16<2>(keys, num, dim, b);
-}
-template <>
-void add_values<bf16, 1>(const bf16* const* keys, int num, int64_t dim, HeadBlock<bf16>& b) {
-  add_values_bf16<1>(keys, num, dim, b);
-}
-
-inline void restore_order(bf16, float* values, int64_t dim) {
-  const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
-  const __m512i second = _mm512_set_epi32(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8);
-  for (int64_t k = 0; k + 32 <= dim; k += 32) {
-    const __m512 low = _mm512_loadu_ps(values + k), high = _mm512_loadu_ps(values + k + 16);
-    _mm512_storeu_ps(values + k, _mm512_permutex2var_ps(low, first, high));
-    _mm512_storeu_ps(values + k + 16, _mm512_permutex2var_ps(low, second, high));
-  }
-}
-#else
-inline void restore_order(bf16, float*, int64_t) {}
-#endif
-inline void restore_order(float, float*, int64_t) {}
-
 // `num` keys for heads [head, head + H) of token t; `keys` has room for one more tile of padding behind them.
 template <class T, int H>
-void attend(const Attention<T>& a, int64_t t, int64_t head, const T* const* keys, int64_t num, HeadBlock<T>& b) {
+void attend(const Attention<T>& a, int64_t t, int64_t head, const T* const* keys, int64_t num, HeadBlock& b) {
   const T* q[H];
   for (int h = 0; h < H; ++h) {
     q[h] = a.q + (t * a.heads + head + h) * a.dim;
     b.top[h] = a.sinks[head + h];
     b.sum[h] = 1.0f;
   }
-  std::fill(b.values.begin(), b.values.begin() + H * a.dim, 0.0f);
+  Products<T>::set_queries(q, H, a.dim, b);
+  std::fill(b.values.begin(), b.values.begin() + H * padded(a.dim), 0.0f);
   for (int64_t start = 0; start < num; start += kTile) {
     const int count = static_cast<int>(std::min<int64_t>(kTile, num - start));
     add_powers<T, H>(q, keys + start, count, a.dim, a.scale, b);
-    add_values<T, H>(keys + start, count, a.dim, b);
+    Products<T>::template add_values<H>(keys + start, count, a.dim, b);
   }
   for (int h = 0; h < H; ++h) {
-    float* values = b.values.data() + h * a.dim;
-    restore_order(T{}, values, a.dim);
+    float* values = b.values.data() + h * padded(a.dim);
+    Products<T>::restore_order(values, a.dim);
     const float factor = 1.0f / b.sum[h];
 #pragma omp simd
     for (int64_t k = 0; k < a.dim; ++k) values[k] = rounded<T>(values[k] * factor);
@@ -202,8 +96,9 @@ void run(const Attention<T>& a, int64_t num_threads) {
 #pragma omp parallel if (tokens * blocks > 1)
   {
     std::vector<const T*> keys;
-    HeadBlock<T> block;
-    block.values.resize(8 * a.dim);
+    HeadBlock block;
+    block.queries.resize(8 * padded(a.dim));
+    block.values.resize(8 * padded(a.dim));
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < tokens * blocks; ++item) {
       const int64_t t = item / blocks;

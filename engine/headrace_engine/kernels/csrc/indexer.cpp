@@ -1,7 +1,8 @@
 // The lightning indexer: scores of compressed entries, and the choice of the best ones.
 //
-// score(t, g) = sum_h weight[t, h] * relu(q[t, h] . key[g]). Keys are read in place, by block table. With the bf16 dot
-// product, 48 keys at a time are transposed so that a register's lanes are keys: no sum across lanes is then needed.
+// score(t, g) = sum_h weight[t, h] * relu(q[t, h] . key[g]). Keys are read in place, by block table. With AVX-512, 48 keys
+// at a time are widened to fp32 and transposed, so that a register's lanes are keys and no sum across lanes is needed
+// (fp32 and not bf16 products: see key_products.h).
 #include "batch.h"
 #include "dot_tile.h"
 
@@ -19,32 +20,36 @@ struct Indexer {
   int32_t* selected;  // [tokens, topk]
 };
 
-#ifdef HEADRACE_AVX512_BF16
+struct Scratch {  // one thread's
+  std::vector<float> scores, queries, tile;
+  std::vector<uint32_t> keys, rest;
+};
+
+#ifdef HEADRACE_AVX512
 constexpr int kTileKeys = 48;
 
-// keys [48] of `dim` -> tile [dim / 2, 48] pairs of adjacent dims. dim is even.
-inline void transpose_tile(const bf16* const* keys, int64_t dim, int32_t* tile) {
-  for (int64_t k = 0; k < dim / 2; ++k)
-    for (int j = 0; j < kTileKeys; ++j) std::memcpy(tile + k * kTileKeys + j, keys[j] + 2 * k, sizeof(int32_t));
+// keys [48] of `dim` -> tile [dim, 48].
+template <class T>
+inline void transpose_tile(const T* const* keys, int64_t dim, float* tile) {
+  for (int64_t k = 0; k < dim; ++k)
+    for (int j = 0; j < kTileKeys; ++j) tile[k * kTileKeys + j] = to_float(keys[j][k]);
 }
 
+// scores[48] += sum over H heads of weight * relu(q[h] . key), q [H, dim].
 template <int H>
-inline void add_scores(const bf16* q, const float* weights, const int32_t* tile, int64_t dim, __m512* scores) {
+inline void add_scores(const float* q, const float* weights, const float* tile, int64_t dim, __m512* scores) {
   __m512 dots[H][3];
 #pragma GCC unroll 8
   for (int h = 0; h < H; ++h) dots[h][0] = dots[h][1] = dots[h][2] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < dim / 2; ++k) {
-    const __m512bh a = (__m512bh)_mm512_loadu_si512(tile + k * kTileKeys);
-    const __m512bh b = (__m512bh)_mm512_loadu_si512(tile + k * kTileKeys + 16);
-    const __m512bh c = (__m512bh)_mm512_loadu_si512(tile + k * kTileKeys + 32);
+  for (int64_t k = 0; k < dim; ++k) {
+    const __m512 a = _mm512_loadu_ps(tile + k * kTileKeys), b = _mm512_loadu_ps(tile + k * kTileKeys + 16),
+                 c = _mm512_loadu_ps(tile + k * kTileKeys + 32);
 #pragma GCC unroll 8
     for (int h = 0; h < H; ++h) {
-      int32_t bits;
-      std::memcpy(&bits, q + h * dim + 2 * k, sizeof bits);
-      const __m512bh pair = (__m512bh)_mm512_set1_epi32(bits);
-      dots[h][0] = _mm512_dpbf16_ps(dots[h][0], a, pair);
-      dots[h][1] = _mm512_dpbf16_ps(dots[h][1], b, pair);
-      dots[h][2] = _mm512_dpbf16_ps(dots[h][2], c, pair);
+      const __m512 x = _mm512_set1_ps(q[h * dim + k]);
+      dots[h][0] = _mm512_fmadd_ps(a, x, dots[h][0]);
+      dots[h][1] = _mm512_fmadd_ps(b, x, dots[h][1]);
+      dots[h][2] = _mm512_fmadd_ps(c, x, dots[h][2]);
     }
   }
   const __m512 zero = _mm512_setzero_ps();
@@ -55,44 +60,38 @@ inline void add_scores(const bf16* q, const float* weights, const int32_t* tile,
   }
 }
 
-inline void score_tile(const Indexer<bf16>& x, int64_t t, const int32_t* tile, float* out) {
+inline void score_tile(const float* q, const float* weights, int64_t heads, int64_t dim, const float* tile,
+                       float* out) {
   __m512 scores[3] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-  const bf16* q = x.q + t * x.heads * x.dim;
-  const float* weights = x.weights + t * x.heads;
   int64_t head = 0;
-  for (; head + 8 <= x.heads; head += 8) add_scores<8>(q + head * x.dim, weights + head, tile, x.dim, scores);
-  for (; head < x.heads; ++head) add_scores<1>(q + head * x.dim, weights + head, tile, x.dim, scores);
+  for (; head + 8 <= heads; head += 8) add_scores<8>(q + head * dim, weights + head, tile, dim, scores);
+  for (; head < heads; ++head) add_scores<1>(q + head * dim, weights + head, tile, dim, scores);
   for (int j = 0; j < 3; ++j) _mm512_storeu_ps(out + 16 * j, scores[j]);
 }
 
-// scores [queries, stride] of queries [t, end) of sequence s against its first `num` entries; stride >= num + 47.
-inline bool score_transposed(const Indexer<bf16>& x, int64_t s, int64_t t, int64_t end, int64_t num, float* scores,
-                             int64_t stride) {
-  if (x.dim % 2) return false;
-  std::vector<int32_t> tile(x.dim / 2 * kTileKeys);
-  const bf16* keys[kTileKeys];
+// scratch.scores [queries, stride] of queries [t, end) of sequence s against its first `num` entries;
+// stride >= num + 47.
+template <class T>
+void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, int64_t stride, Scratch& scratch) {
+  const int64_t query_size = x.heads * x.dim;
+  scratch.queries.resize(kQueries * query_size);
+  scratch.tile.resize(x.dim * kTileKeys);
+  widen(x.q + t * query_size, (end - t) * query_size, scratch.queries.data());
+  const T* keys[kTileKeys];
   for (int64_t start = 0; start < num; start += kTileKeys) {
     for (int j = 0; j < kTileKeys; ++j)
       keys[j] = x.keys.entry(x.batch.block_tables + s * x.batch.max_blocks, std::min(start + j, num - 1));
-    transpose_tile(keys, x.dim, tile.data());
-    for (int64_t query = t; query < end; ++query)
-      score_tile(x, query, tile.data(), scores + (query - t) * stride + start);
+    transpose_tile(keys, x.dim, scratch.tile.data());
+    for (int64_t i = 0; i < end - t; ++i)
+      score_tile(scratch.queries.data() + i * query_size, x.weights + (t + i) * x.heads, x.heads, x.dim,
+                 scratch.tile.data(), scratch.scores.data() + i * stride + start);
   }
-  return true;
 }
 #else
 constexpr int kTileKeys = 1;
-inline bool score_transposed(const Indexer<bf16>&, int64_t, int64_t, int64_t, int64_t, float*, int64_t) {
-  return false;
-}
-#endif
-inline bool score_transposed(const Indexer<float>&, int64_t, int64_t, int64_t, int64_t, float*, int64_t) {
-  return false;
-}
 
 template <class T>
-void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, float* scores, int64_t stride) {
-  if (score_transposed(x, s, t, end, num, scores, stride)) return;
+void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, int64_t stride, Scratch& scratch) {
   const int32_t* blocks = x.batch.block_tables + s * x.batch.max_blocks;
   for (int64_t query = t; query < end; ++query)
     for (int64_t g = 0; g < num; ++g) {
@@ -101,9 +100,10 @@ void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, 
       multiply_rows<T, 1>(&key, x.q + query * x.heads * x.dim, x.dim, 0, x.heads, [&](int, int64_t h, float value) {
         sum += std::max(value, 0.0f) * x.weights[query * x.heads + h];
       });
-      scores[(query - t) * stride + g] = sum;
+      scratch.scores[(query - t) * stride + g] = sum;
     }
 }
+#endif
 
 // A key that sorts as the float does (NaN above all): negative floats with all bits turned, others with the sign bit.
 inline uint32_t order_key(float x) {
@@ -128,12 +128,8 @@ inline uint32_t kth_largest(const uint32_t* keys, int64_t n, int64_t k, std::vec
   return *nth;
 }
 
-struct Choice {
-  std::vector<uint32_t> keys, rest;
-};
-
 // The numbers of the k best of n scores in ascending order, lower numbers first among equals; -1 up to k.
-inline void choose_entries(const float* scores, int64_t n, int64_t k, Choice& scratch, int32_t* out) {
+inline void choose_entries(const float* scores, int64_t n, int64_t k, Scratch& scratch, int32_t* out) {
   if (n <= k) {
     for (int64_t i = 0; i < k; ++i) out[i] = i < n ? static_cast<int32_t>(i) : -1;
     return;
@@ -161,17 +157,17 @@ void select(const Indexer<T>& x) {
   const int64_t num_blocks = static_cast<int64_t>(blocks.size());
 #pragma omp parallel if (num_blocks > 1)
   {
-    std::vector<float> scores;
-    Choice scratch;
+    Scratch scratch;
 #pragma omp for schedule(dynamic)
     for (int64_t i = num_blocks - 1; i >= 0; --i) {  // the longest first
       const QueryBlock& b = blocks[i];
       const auto visible = [&](int64_t t) { return (x.batch.position(b.sequence, t) + 1) / x.ratio; };
       const int64_t num = visible(b.last - 1), stride = num + kTileKeys;
-      scores.resize(kQueries * stride);
-      if (num > x.topk) score(x, b.sequence, b.first, b.last, num, scores.data(), stride);
+      scratch.scores.resize(kQueries * stride);
+      if (num > x.topk) score(x, b.sequence, b.first, b.last, num, stride, scratch);
       for (int64_t t = b.first; t < b.last; ++t)
-        choose_entries(scores.data() + (t - b.first) * stride, visible(t), x.topk, scratch, x.selected + t * x.topk);
+        choose_entries(scratch.scores.data() + (t - b.first) * stride, visible(t), x.topk, scratch,
+                       x.selected + t * x.topk);
     }
   }
 }

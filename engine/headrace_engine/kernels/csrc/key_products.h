@@ -1,0 +1,149 @@
+// The two products of attention for up to 8 heads of one query: with its keys, and of the powers with the same rows.
+//
+// bf16 keys are widened in registers, once for all heads, and multiplied in fp32: on Intel's cores two fp32 FMAs start
+// every cycle and one bf16 dot product every other, which is half the multiplications.
+#pragma once
+
+#include <vector>
+
+#include "dot_tile.h"
+
+namespace headrace {
+
+constexpr int kTile = 32;  // keys
+
+struct HeadBlock {  // running softmax of up to 8 heads of one query
+  float top[8], sum[8], factor[8], powers[8][kTile];
+  std::vector<float> queries;  // [heads, padded dim] where they are widened (see set_queries)
+  std::vector<float> values;   // [heads, padded dim], in the order that add_values leaves within each block of 32
+};
+
+inline int64_t padded(int64_t dim) { return (dim + 31) / 32 * 32; }
+
+// The general case: fp32, and any dtype without AVX-512.
+template <class T>
+struct Products {
+  static void set_queries(const T* const*, int, int64_t, HeadBlock&) {}
+
+  // logits[h, i] = q[h] . keys[i], 16 at a time: H heads and 16 / H keys.
+  template <int H>
+  static void dot(const T* const* q, const T* const* keys, int64_t dim, const HeadBlock&, float* logits) {
+    dot_tile<T, H, 16 / H>(q, keys, dim, logits);
+  }
+
+  // values[h] = values[h] * factor[h] + sum over keys of power * key.
+  template <int H>
+  static void add_values(const T* const* keys, int num, int64_t dim, HeadBlock& b) {
+    for (int h = 0; h < H; ++h) {
+      float* values = b.values.data() + h * padded(dim);
+#pragma omp simd
+      for (int64_t k = 0; k < dim; ++k) values[k] *= b.factor[h];
+    }
+    for (int i = 0; i < num; ++i)
+      for (int h = 0; h < H; ++h) {
+        const float power = b.powers[h][i];
+        float* values = b.values.data() + h * padded(dim);
+#pragma omp simd
+        for (int64_t k = 0; k < dim; ++k) values[k] += power * to_float(keys[i][k]);
+      }
+  }
+
+  static void restore_order(float*, int64_t) {}
+};
+
+#ifdef HEADRACE_AVX512
+// 32 bf16 are 16 pairs: shifting left gives the even ones as fp32, masking gives the odd ones. Queries and values are
+// kept in that order, 16 even dims and then 16 odd ones, so that nothing needs to be shuffled.
+template <>
+struct Products<bf16> {
+  struct Pairs {
+    __m512 even, odd;
+  };
+
+  static Pairs split(__m512i x) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))))};
+  }
+
+  // Dims k .. k + 32 of x, zeros beyond dim.
+  static Pairs load(const bf16* x, int64_t k, int64_t dim) {
+    if (k + 32 <= dim) return split(_mm512_loadu_si512(x + k));
+    return split(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << (dim - k)) - 1), x + k));
+  }
+
+  static void set_queries(const bf16* const* q, int heads, int64_t dim, HeadBlock& b) {
+    for (int h = 0; h < heads; ++h)
+      for (int64_t k = 0; k < dim; k += 32) {
+        const Pairs x = load(q[h], k, dim);
+        float* to = b.queries.data() + h * padded(dim) + k;
+        _mm512_storeu_ps(to, x.even);
+        _mm512_storeu_ps(to + 16, x.odd);
+      }
+  }
+
+  template <int H>
+  static void dot(const bf16* const*, const bf16* const* keys, int64_t dim, const HeadBlock& b, float* logits) {
+    constexpr int kKeys = 16 / H;
+    __m512 sums[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < dim; k += 32)
+#pragma GCC unroll 8
+      for (int j = 0; j < kKeys; j += 2) {
+        const Pairs x = load(keys[j], k, dim), y = load(keys[j + 1], k, dim);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; ++h) {
+          const float* q = b.queries.data() + h * padded(dim) + k;
+          const __m512 even = _mm512_loadu_ps(q), odd = _mm512_loadu_ps(q + 16);
+          __m512 &to_x = sums[h * kKeys + j], &to_y = sums[h * kKeys + j + 1];
+          to_x = _mm512_fmadd_ps(x.even, even, to_x);
+          to_y = _mm512_fmadd_ps(y.even, even, to_y);
+          to_x = _mm512_fmadd_ps(x.odd, odd, to_x);
+          to_y = _mm512_fmadd_ps(y.odd, odd, to_y);
+        }
+      }
+    _mm512_storeu_ps(logits, sum_each(sums));
+  }
+
+  template <int H>
+  static void add_values(const bf16* const* keys, int num, int64_t dim, HeadBlock& b) {
+    for (int64_t k = 0; k < dim; k += 32) {
+      __m512 even[H], odd[H];
+#pragma GCC unroll 8
+      for (int h = 0; h < H; ++h) {
+        const float* values = b.values.data() + h * padded(dim) + k;
+        const __m512 factor = _mm512_set1_ps(b.factor[h]);
+        even[h] = _mm512_mul_ps(_mm512_loadu_ps(values), factor);
+        odd[h] = _mm512_mul_ps(_mm512_loadu_ps(values + 16), factor);
+      }
+      for (int i = 0; i < num; ++i) {
+        const Pairs key = load(keys[i], k, dim);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; ++h) {
+          const __m512 power = _mm512_set1_ps(b.powers[h][i]);
+          even[h] = _mm512_fmadd_ps(key.even, power, even[h]);
+          odd[h] = _mm512_fmadd_ps(key.odd, power, odd[h]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int h = 0; h < H; ++h) {
+        float* values = b.values.data() + h * padded(dim) + k;
+        _mm512_storeu_ps(values, even[h]);
+        _mm512_storeu_ps(values + 16, odd[h]);
+      }
+    }
+  }
+
+  static void restore_order(float* values, int64_t dim) {
+    const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i second = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+    for (int64_t k = 0; k < dim; k += 32) {
+      const __m512 even = _mm512_loadu_ps(values + k), odd = _mm512_loadu_ps(values + k + 16);
+      _mm512_storeu_ps(values + k, _mm512_permutex2var_ps(even, first, odd));
+      _mm512_storeu_ps(values + k + 16, _mm512_permutex2var_ps(even, second, odd));
+    }
+  }
+};
+#endif
+
+}  // namespace headrace
