@@ -74,12 +74,15 @@ def main() -> None:
     arguments = parser.parse_args()
     kubectl = shlex.split(arguments.kubectl)
 
-    pod = _operator_pod(kubectl)["metadata"]
+    started = _operator_pod(kubectl)["metadata"]["uid"]
     deployments = json.loads(_kubectl(kubectl, "get", "disaggdeployments", "-A", "-o", "json"))["items"]
     print(f"watching {arguments.seconds} s, {len(deployments)} deployments", file=sys.stderr, flush=True)
     before = writes_by_resource(_kubectl(kubectl, "get", "--raw", "/metrics"))
     time.sleep(arguments.seconds)
     written = writes_by_resource(_kubectl(kubectl, "get", "--raw", "/metrics")) - before
+    pod = _operator_pod(kubectl)["metadata"]
+    if pod["uid"] != started:
+        raise SystemExit("the operator was replaced meanwhile: that is no steady state")
     metrics_path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}:{OPERATOR_METRICS_PORT}/proxy/metrics"
     memory = resident_bytes(_kubectl(kubectl, "get", "--raw", metrics_path))
 
