@@ -70,6 +70,11 @@ def run() -> dict[str, Any]:
     resource = headrace.example(EXAMPLE)
     name = resource["metadata"]["name"]
     model = resource["spec"]["model"]["name"]
+    if cluster.get(headrace.KIND, name):
+        # A revision keeps the image it was made with, so an old one would not show this tree.
+        with stage(f"delete {name} of an earlier run"):
+            cluster.kubectl("delete", headrace.KIND, name)
+            headrace.wait_gone(cluster, name)
     began = time.monotonic()
     with stage(f"apply docs/examples/{EXAMPLE}.yaml, wait until it is Ready"):
         cluster.apply(resource)
