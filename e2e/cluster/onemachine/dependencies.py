@@ -78,7 +78,7 @@ OPERATOR = Dependencies(
     "operator",
     (PROJECT_ROOT / "requirements" / "operator.txt", PROJECT_ROOT / "requirements" / "router.txt"),
     (),
-    ("kopf", "kubernetes.client", "httpx", "pydantic", "aiohttp", "uvloop", "msgspec", "prometheus_client"),
+    ("kopf", "kubernetes.client", "pydantic", "aiohttp", "uvloop", "msgspec", "prometheus_client"),
 )
 
 
