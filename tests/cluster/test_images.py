@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -10,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from e2e.cluster.onemachine import devicecode, images, layers, mounts, source
+from e2e.cluster.onemachine import dependencies, devicecode, images, layers, mounts, source
 from e2e.cluster.onemachine.devicecode import Range
 from e2e.cluster.onemachine.files import digest_of, digest_of_files, write_if_changed
 from e2e.cluster.onemachine.layers import RunConfig, merged_config
@@ -83,6 +85,19 @@ def test_the_code_layer_holds_both_packages_and_every_console_script(tmp_path: P
     scripts = {path.name for path in (tmp_path / "opt/headrace/bin").iterdir()}
     assert scripts >= {"headrace", "headrace-operator", "headrace-engine", "headrace-router"}
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("wanted", [dependencies.ENGINE, dependencies.OPERATOR], ids=lambda wanted: wanted.name)
+def test_what_must_be_importable_is_in_the_requirements(wanted: dependencies.Dependencies) -> None:
+    pinned = {
+        re.sub(r"[-_.]+", "-", name).lower()
+        for path in wanted.requirements
+        for name in re.findall(r"^([\w.-]+)==", path.read_text(), re.MULTILINE)
+    }
+    brought_by = importlib.metadata.packages_distributions()
+    for module in wanted.proof:
+        names = {re.sub(r"[-_.]+", "-", name).lower() for name in brought_by[module.partition(".")[0]]}
+        assert names & pinned, f"{module} is brought by {names}, which {wanted.name}'s requirements do not name"
 
 
 def test_image_names_come_as_shell_variables() -> None:
