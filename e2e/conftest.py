@@ -21,6 +21,7 @@ from e2e.support.cluster import Cluster, discover
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
+        item.add_marker(pytest.mark.timeout(900))  # waits have their own, shorter deadlines and say more
 
 
 @pytest.fixture(scope="session")
