@@ -62,15 +62,17 @@ class Cluster:
         self._dynamic = DynamicClient(api)  # type: ignore[no-untyped-call]
         self._slots = asyncio.Semaphore(MAX_PARALLEL_REQUESTS)
 
-    async def apply(self, body: Body) -> Body:
-        """Server-side apply of a child; returns the object as stored. Raises Refused or ClusterError."""
+    async def apply(self, body: Body, field_manager: str = names.MANAGER) -> Body:
+        """Server-side apply of a child; returns the object as stored. Raises Refused or ClusterError.
+
+        A field that this manager applied before and that `body` leaves out is removed."""
         return await self._call(
             "apply",
             body["kind"],
             "server_side_apply",
             body=body,
             namespace=body["metadata"]["namespace"],
-            field_manager=names.MANAGER,
+            field_manager=field_manager,
             force_conflicts=True,
         )
 

@@ -12,11 +12,11 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
-from headrace_operator.drift import has_drifted
+from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import Rebuild, RoleState
 from headrace_operator.observe import Observed, epoch_seconds
 from headrace_operator.render.objects import Owner
-from headrace_operator.render.pods import engine_pod
+from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.services import controller_revision, group_service, role_service
 from headrace_operator.revision import RoleTemplate
@@ -40,6 +40,11 @@ class Application:
     body: Body
     is_new: bool
 
+    @property
+    def is_metadata_only(self) -> bool:
+        """Labels and annotations of an object whose other fields are fixed."""
+        return not self.is_new and self.body["kind"] in WRITTEN_ONCE
+
 
 @dataclass(frozen=True)
 class ChildDeletion:
@@ -62,10 +67,16 @@ class Decision:
     notes: tuple[Note, ...]
     repairs: tuple[Note, ...]  # one for each application that is not new
     taken: tuple[str, ...]  # "Kind name" of wanted objects that belong to someone else
+    held_back: tuple[str, ...] = ()  # "Kind name" of edited children that are left as they are for now
 
     def without_repairs(self) -> Decision:
         """The same, with edited children left as they are."""
-        return replace(self, apply=tuple(a for a in self.apply if a.is_new), repairs=())
+        edited = sorted(f"{a.body['kind']} {a.body['metadata']['name']}" for a in self.apply if not a.is_new)
+        return replace(self, apply=tuple(a for a in self.apply if a.is_new), repairs=(), held_back=tuple(edited))
+
+    def applies(self, kind: str) -> bool:
+        """Whether an object of this kind is not yet what it should be."""
+        return any(application.body["kind"] == kind for application in self.apply)
 
     @property
     def wait_seconds(self) -> float | None:
@@ -170,7 +181,7 @@ def _wanted_objects(
             template = templates.get((role, key.revision))
             if key.role == role and template:
                 pods += [
-                    engine_pod(owner, key, pod.index, template)
+                    engine_pod_identity(owner, key, pod.index, template)
                     for pod in members
                     if not pod.is_terminating and pod.name not in leaving
                 ]
@@ -187,7 +198,8 @@ def _applications(wanted: list[Body], observed: Observed) -> tuple[list[Applicat
         if live is None:
             applications.append(Application(body, is_new=True))
         elif live["metadata"].get("deletionTimestamp") is None and has_drifted(live, body):
-            applications.append(Application(body, is_new=False))
+            repair = metadata_repair(live, body) if body["kind"] in WRITTEN_ONCE else body
+            applications.append(Application(repair, is_new=False))
             notes.append(Note("ChildApplied", f"{key[0]} {key[1]} is brought back to what is wanted"))
     return applications, notes
 

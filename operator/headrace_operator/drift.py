@@ -14,7 +14,8 @@ from headrace_operator import names
 
 Body = Mapping[str, Any]
 
-# Kinds that are written once: a new render of a pod is a new revision's business, never a patch.
+# Kinds that are written once: a new render of a pod is a new revision's business, never a patch. Only their labels and
+# annotations are given back: admission may rightly have changed the rest, and the API server would refuse most of it.
 WRITTEN_ONCE = ("Pod", "ControllerRevision")
 # Within these an added key changes the meaning of ours.
 _EXACT = ("selector", "matchLabels")
@@ -29,7 +30,7 @@ _SUFFIXES = {
 def has_drifted(live: Body, desired: Body) -> bool:
     """Whether `desired` must be applied over `live`."""
     if desired["kind"] in WRITTEN_ONCE:
-        return _same_stamp(live, desired) and not _metadata_holds(live, desired)
+        return not holds(_own_metadata(desired), live["metadata"])
     return _stamp(live) != _stamp(desired) or not holds(
         {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live
     )
@@ -49,15 +50,24 @@ def _stamp(body: Body) -> str | None:
     return annotations.get(names.ANNOTATION_APPLIED)
 
 
-def _same_stamp(live: Body, desired: Body) -> bool:
-    """Another version's render cannot be applied over a pod, so only what we ourselves would render is repaired."""
-    return _stamp(live) in (None, _stamp(desired))
+def metadata_repair(live: Body, desired: Body) -> dict[str, Any]:
+    """What gives `live` (this very object) its labels and annotations back, and touches nothing else."""
+    identity = {key: live["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": desired["apiVersion"],
+        "kind": desired["kind"],
+        "metadata": {**identity, **_own_metadata(desired)},
+    }
 
 
-def _metadata_holds(live: Body, desired: Body) -> bool:
-    kept = ("labels", "annotations")
-    wanted = {key: value for key, value in desired["metadata"].items() if key in kept}
-    return holds(wanted, live["metadata"])
+def _own_metadata(desired: Body) -> dict[str, Any]:
+    """Labels and annotations, but for the stamp: it tells of the render that the object was made from."""
+    annotations = {
+        key: value
+        for key, value in (desired["metadata"].get("annotations") or {}).items()
+        if key != names.ANNOTATION_APPLIED
+    }
+    return {"labels": desired["metadata"]["labels"]} | ({"annotations": annotations} if annotations else {})
 
 
 def holds(desired: Any, live: Any, key: str = "") -> bool:

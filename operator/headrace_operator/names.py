@@ -15,6 +15,8 @@ SINGULAR = "disaggdeployment"
 SHORT_NAME = "dd"
 
 MANAGER = "headrace-operator"  # field manager of every write, and the value of the managed-by label
+# Gives labels back to objects whose other fields are fixed; under the name above the apply would drop those fields.
+METADATA_MANAGER = f"{MANAGER}-metadata"
 
 # Roles.
 PREFILL = "prefill"
@@ -84,6 +86,8 @@ REASON_STARTING = "Starting"
 REASON_NODE_LOST = "NodeLost"
 REASON_CANNOT_START = "CannotStart"
 REASON_ROUTER_NOT_READY = "RouterNotReady"
+REASON_SCALED_TO_ZERO = "ScaledToZero"
+REASON_REPAIRS_PAUSED = "RepairsPaused"
 
 # Limits that keep every name below within 63 characters.
 MAX_GROUPS = 1000  # three digits

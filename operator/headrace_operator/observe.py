@@ -106,12 +106,21 @@ def _pod(body: Body, index: int) -> Pod:
         name=body["metadata"]["name"],
         uid=body["metadata"]["uid"],
         index=index,
-        phase=status.get("phase", "Pending"),
+        phase=_phase(status),
         is_ready=_condition(status, "Ready").get("status") == "True",
         deadline=epoch_seconds(deletion) if deletion else None,
         is_edited=_is_edited(body),
         trouble=pod_trouble(body),
     )
+
+
+def _phase(status: Body) -> str:
+    """The pod's phase, or how the engine ended: a pod goes on Running while any sidecar does."""
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if ended and container.get("name") == names.CONTAINER_ENGINE:
+            return "Failed" if ended.get("exitCode") else "Succeeded"
+    return str(status.get("phase", "Pending"))
 
 
 def _is_edited(body: Body) -> bool:
@@ -135,8 +144,8 @@ def pod_trouble(body: Body) -> Trouble | None:
     status = body.get("status") or {}
     if _condition(status, "Ready").get("status") == "True":
         return None
-    containers = status.get("containerStatuses") or []
-    if status.get("phase") in ("Failed", "Succeeded"):
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    if _phase(status) in ("Failed", "Succeeded"):
         return Trouble(names.REASON_CRASH_LOOP, _end_message(name, status, containers))
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -149,6 +158,10 @@ def pod_trouble(body: Body) -> Trouble | None:
             return Trouble(names.REASON_IMAGE_PULL, text)
         if reason in _CONFIG_REASONS:
             return Trouble(names.REASON_CANNOT_START, text)
+        if reason == "ContainerCreating":
+            # A volume that cannot be mounted shows nowhere else than in events.
+            text = f"pod {name} is starting: its image, volumes or network are awaited (kubectl describe pod {name})"
+            return Trouble(names.REASON_STARTING, text)
     if any(container.get("started") and not container.get("ready") for container in containers):
         return Trouble(names.REASON_PROBE_FAILING, f"pod {name} has started but its readiness probe fails")
     return Trouble(names.REASON_STARTING, f"pod {name} is starting")
@@ -156,8 +169,8 @@ def pod_trouble(body: Body) -> Trouble | None:
 
 def _end_message(pod: str, status: Body, containers: Iterable[Body]) -> str:
     """How a pod ended: exit code and reason first, the container's last words after a line break."""
-    for container in containers:
-        ended = (container.get("state") or {}).get("terminated")
+    ends = [(container, (container.get("state") or {}).get("terminated") or {}) for container in containers]
+    for container, ended in sorted(ends, key=lambda end: not end[1].get("exitCode")):  # failures first
         if ended:
             reason = ended.get("reason") or "Error"
             head = f"pod {pod}: container {container['name']} exited with code {ended.get('exitCode')} ({reason})"

@@ -7,7 +7,6 @@ time: with nothing to do it makes no request.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +20,12 @@ from headrace_operator.api_status import Status
 from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
 from headrace_operator.decide import Application, Decision, Defaults, decide
 from headrace_operator.drift import status_has_drifted
+from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import controller_uid, observe
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.rollout import Note
-from headrace_operator.status import as_applied, invalid_status, status_of, timestamp
+from headrace_operator.status import as_applied, invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
 
@@ -35,6 +35,7 @@ Body = dict[str, Any]
 
 # How long to wait for the watches to show the last writes before looking again; events usually come first.
 LAG_SECONDS = 0.25
+_MAX_PROBLEMS = 10  # told of one spec: a condition's message is bounded
 # Applied after the rest: pods need their Services, and the template they were made from must be stored before they
 # exist; a binding is refused while its Role does not exist.
 _NEED_OTHERS = ("Pod", "RoleBinding")
@@ -52,6 +53,7 @@ class Reconciler:
         self._clock = clock
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
+        self._posted: dict[Key, RecentNotes] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
@@ -70,8 +72,8 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
-            self._repairs.pop(key, None)
-            self._expectations.pop(key, None)  # garbage collection does the rest
+            for memory in (self._repairs, self._expectations, self._posted):
+                memory.pop(key, None)  # garbage collection does the rest
             return None
         objects = self._store.children(key)
         now = self._clock()
@@ -91,21 +93,35 @@ class Reconciler:
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
         observed = observe(key.name, deployment.metadata.uid, objects)
-        decision, pause = self._rationed(key, decide(deployment, observed, before, self._defaults, now), now)
+        generation = deployment.metadata.generation
+        decision = decide(deployment, observed, before, self._defaults, now)
+        decision, pause = self._rationed(key, decision, generation, now)
         refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
+        if not self._is_wanted(key, deployment.metadata.uid):
+            return None  # its end is noticed by the next pass
         status = status_of(deployment, observed, decision, before, refusals, now)
         await self._write_status(raw, status, expected)
-        await self._post(raw, [*decision.notes, *decision.repairs])
+        refused = [Note(names.REASON_REFUSED, refusals[0], is_warning=True)] if refusals else []
+        await self._post(raw, [*decision.notes, *decision.repairs, *refused])
         if failure:
             raise failure
         return min((wait for wait in (decision.wait_seconds, pause) if wait), default=None)
 
-    def _rationed(self, key: Key, decision: Decision, now: float) -> tuple[Decision, float | None]:
+    def _is_wanted(self, key: Key, uid: str) -> bool:
+        """Whether the deployment still exists, as far as the watches have shown, and is not being deleted."""
+        raw = self._store.deployment(key)
+        return raw is not None and raw["metadata"]["uid"] == uid and not raw["metadata"].get("deletionTimestamp")
+
+    def _rationed(self, key: Key, decision: Decision, generation: int, now: float) -> tuple[Decision, float | None]:
         """The decision without repairs while too many were made; and for how long."""
+        budget = self._repairs.get(key)
+        if budget is None or budget.generation != generation:
+            # The first pass over a spec brings all children up to it, which is not a fight.
+            self._repairs[key] = RepairBudget(generation)
+            return decision, None
         num_repairs = sum(not application.is_new for application in decision.apply)
         if not num_repairs:
             return decision, None
-        budget = self._repairs.setdefault(key, RepairBudget())
         pause = budget.wait_seconds(now)
         if not pause:
             budget.spend(num_repairs, now)
@@ -125,8 +141,8 @@ class Reconciler:
         second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
         outcomes: list[Any] = []
         for batch in (
-            [*deletions, *(self._apply(application, uid, expected) for application in first)],
-            [self._apply(application, uid, expected) for application in second],
+            [*deletions, *(self._apply(key, application, uid, expected) for application in first)],
+            [self._apply(key, application, uid, expected) for application in second],
         ):
             outcomes += await asyncio.gather(*batch, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
@@ -136,7 +152,9 @@ class Reconciler:
         refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
         return refusals, failures[0] if failures else None
 
-    async def _apply(self, application: Application, uid: str, expected: Expectations) -> None:
+    async def _apply(self, key: Key, application: Application, uid: str, expected: Expectations) -> None:
+        if not self._is_wanted(key, uid):
+            return  # deleted since the pass began: garbage collection would race with what is made now
         body = application.body
         kind, metadata = body["kind"], body["metadata"]
         # A pod that is not ours cannot be taken over (its spec is fixed); any other kind could be, silently.
@@ -144,7 +162,8 @@ class Reconciler:
             existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
             if existing is not None and controller_uid(existing) != uid:
                 raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
-        expected.wrote({"kind": kind, **await self._cluster.apply(body)}, self._clock())
+        manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
+        expected.wrote({"kind": kind, **await self._cluster.apply(body, manager)}, self._clock())
 
     async def _delete(
         self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None, expected: Expectations
@@ -164,7 +183,9 @@ class Reconciler:
         return written is not None
 
     async def _post(self, raw: Body, notes: Sequence[Note]) -> None:
-        for note in notes:
+        key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+        recent = self._posted.setdefault(key, RecentNotes())
+        for note in recent.news(summarized(notes), self._clock()):
             logger.info(
                 "%s/%s: %s: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], note.reason, note.message
             )
@@ -180,36 +201,8 @@ def describe_problems(error: ValidationError) -> str:
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         place = ".".join(str(part) for part in problem["loc"])
         problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
-    return "; ".join(problems)
-
-
-def event_body(raw: Body, note: Note, now: float) -> Body:
-    """A core/v1 Event about the deployment."""
-    metadata = raw["metadata"]
-    seed = f"{metadata['uid']}{note.reason}{note.message}{now}".encode()
-    when = timestamp(now)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
-            "name": f"{metadata['name']}.{hashlib.sha256(seed).hexdigest()[:16]}",
-            "namespace": metadata["namespace"],
-        },
-        "involvedObject": {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
-        "type": "Warning" if note.is_warning else "Normal",
-        "reason": note.reason,
-        "message": note.message[:1024],
-        "source": {"component": names.MANAGER},
-        "firstTimestamp": f"{when[:19]}Z",
-        "lastTimestamp": f"{when[:19]}Z",
-        "count": 1,
-    }
+    more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+    return "; ".join([*problems[:_MAX_PROBLEMS], *more])
 
 
 def _status_before(raw: Body) -> Status:

@@ -13,9 +13,13 @@ WINDOW_SECONDS = 60.0
 
 
 class RepairBudget:
-    """At most `MAX_REPAIRS` repairs in any `WINDOW_SECONDS`, for one deployment. Times are epoch seconds."""
+    """At most `MAX_REPAIRS` repairs in any `WINDOW_SECONDS`, for one spec of one deployment. Times are epoch seconds.
 
-    def __init__(self) -> None:
+    What a new generation of the spec changes is no repair, so each generation starts with a budget of its own.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
         self._times: deque[float] = deque(maxlen=MAX_REPAIRS)
 
     def wait_seconds(self, now: float) -> float:

@@ -16,7 +16,7 @@ A role has `replicas` *slots*, numbered from 0; each slot holds one group of one
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_operator.groups import (
     FAILURE_MEMORY_SECONDS,
@@ -96,7 +96,12 @@ class _Planner:
     def __init__(self, state: RoleState, now: float) -> None:
         self.state = state
         self.now = now
-        self.rebuilds = {i: r for i, r in state.rebuilds.items() if i < state.replicas and r.revision in state.sizes}
+        self.rebuilds = {
+            # No later than now: the time was noted by an operator whose clock may have been ahead of ours.
+            index: replace(noted, time=min(noted.time, now))
+            for index, noted in state.rebuilds.items()
+            if index < state.replicas and noted.revision in state.sizes
+        }
         self.create: list[Creation] = []
         self.delete: list[Deletion] = []
         self.notes: list[Note] = []
@@ -181,7 +186,7 @@ class _Planner:
             # Whoever deleted a pod of it, the slot is made again as it was, unless it is noted otherwise.
             if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
                 self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, "a pod of the group was deleted")
-            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+            self._delete_group(slot.pods, None if self._can_drain(slot) else BROKEN_GRACE_SECONDS)
         elif slot.state is GroupState.BROKEN:
             self._give_up(slot)
         elif slot.state is GroupState.PARTIAL:
@@ -190,6 +195,11 @@ class _Planner:
             self.create.append(Creation(GroupKey(self.state.role, slot.revision, slot.index), missing))
         else:
             self._forget_old_failures(slot)
+
+    def _can_drain(self, slot: Slot) -> bool:
+        """Whether all ranks are still there: a node that is being drained leaves its pods time to finish requests."""
+        is_whole = len(slot.pods) == self.state.sizes.get(slot.revision)
+        return is_whole and not any(pod.is_finished for pod in slot.pods)
 
     def _create_group(self, index: int, revision: str) -> None:
         noted = self.rebuilds.get(index)
@@ -203,9 +213,7 @@ class _Planner:
 
     def _give_up(self, slot: Slot) -> None:
         before = self.rebuilds.get(slot.index)
-        failures = before.failures if before and self.now - before.time < FAILURE_MEMORY_SECONDS else 0
-        if not any(pod.is_edited for pod in slot.pods):  # a hand edit is no failure of the group
-            failures += 1
+        failures = 1 + (before.failures if before and self.now - before.time < FAILURE_MEMORY_SECONDS else 0)
         message = _failure_message(slot, self.state.sizes.get(slot.revision))
         revision = slot.revision if slot.revision in self.state.sizes else self.state.revision
         self.rebuilds[slot.index] = Rebuild(revision, failures, self.now, message)
@@ -242,4 +250,4 @@ def _failure_message(slot: Slot, size: int | None) -> str:
     for pod in slot.pods:
         if pod.is_finished:
             return pod.trouble.message if pod.trouble else f"pod {pod.name} ended ({pod.phase})"
-    return f"{(size or 0) - len(slot.pods)} of its {size} pods vanished"
+    return f"{(size or 0) - len(slot.pods)} of its {size} pods vanished or could not be made"

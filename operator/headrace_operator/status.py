@@ -16,26 +16,17 @@ from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
 from headrace_operator.api_status import Condition, Rebuild, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
-from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Trouble
+from headrace_operator.groups import GroupState, Trouble
 from headrace_operator.observe import Observed
-from headrace_operator.rollout import RolePlan, Slot
+from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
+from headrace_operator.rollout import RolePlan
+from headrace_operator.troubles import worst_trouble
 
 _MAX_SUMMARY = 256
-# The most telling first: a later one is often only the consequence of an earlier one.
-_PRECEDENCE = (
-    names.REASON_IMAGE_PULL,
-    names.REASON_CANNOT_START,
-    names.REASON_CRASH_LOOP,
-    names.REASON_NODE_LOST,
-    names.REASON_UNSCHEDULABLE,
-    names.REASON_PROBE_FAILING,
-    names.REASON_REBUILDING,
-    names.REASON_WAITING_FOR_GROUP,
-    names.REASON_STARTING,
-    names.REASON_CREATING,
-)
-# One failure is an accident, several in a row are a crash loop.
-_CRASH_LOOP_FAILURES = 2
+_MAX_LISTED = 5
+_MAX_REFUSAL = 4096
+# Rebuilt groups whose last words are told in full: all of them at once could be more than the API server stores.
+_MAX_TAILS = 64
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,9 @@ def status_of(
     """The status after this pass. `refusals`: what the API server would not have."""
     generation = deployment.metadata.generation
     roles = [_role_status(role, decision.plans[role.name], decision) for role in deployment.spec.roles]
-    router = _router_finding(deployment, observed)
+    router = _router_finding(deployment, observed, decision)
     blocked = _blocked(decision, refusals)
-    trouble = blocked or _worst_trouble(deployment, decision, now)
+    trouble = blocked or worst_trouble(deployment, decision, now)
     ready = _ready(deployment, roles, router, trouble, decision)
     findings = {
         names.VALID: _Finding(True, names.REASON_SPEC_ACCEPTED, "the spec is valid"),
@@ -149,84 +140,54 @@ def _role_status(role: Role, plan: RolePlan, decision: Decision) -> RoleStatus:
 
 
 def _rebuilds(decision: Decision) -> list[Rebuild]:
+    """What is noted of every slot; only the latest failures keep the last lines of their logs."""
+    noted = [
+        (role, index, rebuild)
+        for role, plan in decision.plans.items()
+        if role in decision.revisions
+        for index, rebuild in plan.rebuilds
+    ]
+    latest = sorted((rebuild.time for _, _, rebuild in noted), reverse=True)
+    oldest_told = latest[_MAX_TAILS - 1] if len(latest) >= _MAX_TAILS else float("-inf")
     return [
         Rebuild(
             role=role,
             group=index,
-            revision=noted.revision,
-            failures=noted.failures,
-            last_time=timestamp(noted.time),
-            message=noted.message,
+            revision=rebuild.revision,
+            failures=rebuild.failures,
+            last_time=timestamp(rebuild.time),
+            message=rebuild.message if rebuild.time > oldest_told else rebuild.message.partition("\n")[0],
         )
-        for role, plan in decision.plans.items()
-        if role in decision.revisions
-        for index, noted in plan.rebuilds
+        for role, index, rebuild in noted
     ]
 
 
-def _router_finding(deployment: DisaggDeployment, observed: Observed) -> _Finding:
+def _router_finding(deployment: DisaggDeployment, observed: Observed, decision: Decision) -> _Finding:
     name = names.router_name(deployment.metadata.name)
     body = observed.children.get(("Deployment", name), {})
     counts = body.get("status") or {}
     num_ready = int(counts.get("availableReplicas") or 0)
     num_updated = int(counts.get("updatedReplicas") or 0)
     wanted = deployment.spec.router.replicas
-    is_current = counts.get("observedGeneration") == body.get("metadata", {}).get("generation")
-    text = f"router: {num_ready} of {wanted} pods ready"
+    # Counts of an older Deployment say nothing about the one that this pass applies.
+    is_applied = bool(body) and not decision.applies("Deployment")
+    is_current = is_applied and counts.get("observedGeneration") == body["metadata"].get("generation")
+    text = f"router: {num_ready} of {wanted} pods ready, {num_updated if is_current else 0} of them as wanted"
     all_ready = is_current and num_ready >= wanted and num_updated >= wanted
     return _Finding(all_ready, names.REASON_SERVING if num_ready else names.REASON_ROUTER_NOT_READY, text)
 
 
 def _blocked(decision: Decision, refusals: Sequence[str]) -> Trouble | None:
     if decision.taken:
-        listed = ", ".join(decision.taken[:5])
+        listed = ", ".join(decision.taken[:_MAX_LISTED])
         return Trouble(
             names.REASON_NAME_TAKEN,
             f"these exist and belong to someone else; delete them or rename the DisaggDeployment: {listed}",
         )
     if refusals:
         more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-        return Trouble(names.REASON_REFUSED, f"{refusals[0]}{more}")
+        return Trouble(names.REASON_REFUSED, f"{refusals[0][:_MAX_REFUSAL]}{more}")
     return None
-
-
-def _worst_trouble(deployment: DisaggDeployment, decision: Decision, now: float) -> Trouble | None:
-    """The most telling reason why a group is not ready."""
-    troubles = []
-    for role in deployment.spec.roles:
-        plan = decision.plans[role.name]
-        noted = dict(plan.rebuilds)
-        for slot in plan.slots:
-            if slot.state is GroupState.READY:
-                continue
-            rebuild = noted.get(slot.index)
-            failures = rebuild.failures if rebuild else 0
-            trouble = _slot_trouble(slot, failures, rebuild.message if rebuild else "", now)
-            where = f"{role.name} group {slot.index} of {role.replicas}"
-            troubles.append(Trouble(trouble.reason, f"{where}: {trouble.message}"))
-    return min(troubles, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
-
-
-def _slot_trouble(slot: Slot, failures: int, last_failure: str, now: float) -> Trouble:
-    for pod in slot.pods:
-        if pod.deadline is not None and now > pod.deadline + OVERDUE_SECONDS:
-            return Trouble(names.REASON_NODE_LOST, f"pod {pod.name} should be gone; its node does not answer")
-    seen = [pod.trouble for pod in slot.pods if pod.trouble]
-    worst = min(seen, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
-    if worst and _PRECEDENCE.index(worst.reason) < _PRECEDENCE.index(names.REASON_CRASH_LOOP):
-        return worst
-    if failures >= _CRASH_LOOP_FAILURES:
-        return Trouble(names.REASON_CRASH_LOOP, f"failed {failures} times in a row; last: {last_failure}")
-    if slot.state in (GroupState.BROKEN, GroupState.TERMINATING):
-        return Trouble(names.REASON_REBUILDING, last_failure or "its pods are being deleted")
-    if slot.state is GroupState.EMPTY:
-        return Trouble(
-            names.REASON_REBUILDING if last_failure else names.REASON_CREATING, last_failure or "no pods yet"
-        )
-    num_ready = sum(pod.is_ready for pod in slot.pods)
-    if num_ready and worst and worst.reason == names.REASON_STARTING:
-        return Trouble(names.REASON_WAITING_FOR_GROUP, f"{num_ready} of {len(slot.pods)} pods ready; {worst.message}")
-    return worst or Trouble(names.REASON_STARTING, f"{num_ready} of {len(slot.pods)} pods ready")
 
 
 def _ready(
@@ -252,6 +213,12 @@ def _available(
     deployment: DisaggDeployment, roles: Sequence[RoleStatus], router: _Finding, trouble: Trouble | None
 ) -> _Finding:
     counts = _counts(deployment, roles)
+    unwanted = [role.name for role in deployment.spec.roles if role.replicas == 0]
+    if unwanted:
+        message = f"{' and '.join(unwanted)} scaled to zero: no request can be served ({counts})"
+        return _Finding(False, names.REASON_SCALED_TO_ZERO, message)
+    if deployment.spec.router.replicas == 0:
+        return _Finding(False, names.REASON_SCALED_TO_ZERO, f"the router is scaled to zero ({counts})")
     missing = [role.name for role in roles if role.ready_groups == 0]
     if missing:
         reason = trouble.reason if trouble else names.REASON_CREATING
@@ -264,6 +231,13 @@ def _available(
 def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -> _Finding:
     if blocked:
         return _Finding(False, blocked.reason, blocked.message)
+    if decision.held_back:
+        listed = ", ".join(decision.held_back[:_MAX_LISTED])
+        message = (
+            f"someone else keeps changing what the operator applies; within {WINDOW_SECONDS:.0f} s it was brought back "
+            f"{MAX_REPAIRS} times and is now left as it is for up to as long: {listed}"
+        )
+        return _Finding(False, names.REASON_REPAIRS_PAUSED, message)
     if ready.holds and not decision.apply and not decision.delete_pods and not decision.delete_children:
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
     if any(slot.revision != decision.revisions.get(role) for role, p in decision.plans.items() for slot in p.slots):

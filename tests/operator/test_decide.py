@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from tests.operator.worlds import UID, FakeCluster, pod_status, stored
 
 from headrace_operator import names
@@ -35,6 +36,32 @@ def test_a_deleted_child_is_made_again_and_an_edited_one_repaired() -> None:
     assert [(a.body["kind"], a.is_new) for a in decision.apply] == [("Service", True), ("Deployment", False)]
     assert set(cluster.objects) == set(whole)
     assert cluster.objects["Deployment", "demo-router"]["spec"]["replicas"] == 1
+
+
+def test_a_relabelled_pod_gets_its_label_back_and_nothing_else_is_written_to_it() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored({"spec.roles.1.template": {"labels": {"team": "x"}}}))
+    (name,) = [name for name in cluster.pods() if "decode" in name]
+    pod = cluster.pods()[name]
+    pod["spec"]["containers"][0]["image"] = "mirror/engine:1"  # by admission
+    pod["metadata"]["labels"]["team"] = "y"
+    (application,) = cluster.run(stored({"spec.roles.1.template": {"labels": {"team": "x"}}})).apply
+    assert application.is_metadata_only
+    assert set(application.body) == {"apiVersion", "kind", "metadata"}
+    assert cluster.pods()[name]["metadata"]["labels"]["team"] == "x"
+    assert cluster.pods()[name]["spec"]["containers"][0]["image"] == "mirror/engine:1"
+
+
+def test_kept_pods_are_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster()
+    wanted = stored({"spec.roles.0.replicas": 64})
+    cluster.settle(wanted)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a pass must stay cheap however many pods there are")
+
+    monkeypatch.setattr("headrace_operator.decide.engine_pod", refuse)
+    assert cluster.decide(wanted).apply == ()
 
 
 def test_a_change_of_one_role_leaves_the_others_pods_alone() -> None:

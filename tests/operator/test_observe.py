@@ -46,6 +46,18 @@ def test_a_pod_whose_labels_do_not_fit_its_name_is_misnamed() -> None:
     assert GroupKey("prefill", pod["metadata"]["labels"][names.LABEL_REVISION], 7) not in observed.groups
 
 
+def test_an_engine_that_ended_is_noticed_though_a_sidecar_keeps_its_pod_running() -> None:
+    cluster = settled()
+    pod = next(body for name, body in cluster.pods().items() if "prefill" in name)
+    pod["status"] = pod_status("Running", state={"terminated": {"exitCode": 1}})
+    pod["status"]["containerStatuses"].append({"name": "mesh", "state": {"running": {}}, "ready": True})
+    observed = observe("demo", UID, cluster.objects.values())
+    (found,) = next(pods for key, pods in observed.groups.items() if key.role == "prefill")
+    assert found.is_finished
+    assert found.trouble is not None
+    assert "container engine exited with code 1" in found.trouble.message
+
+
 def test_a_stored_template_that_cannot_be_read_is_left_out() -> None:
     cluster = settled()
     for (kind, _), body in cluster.objects.items():
@@ -95,6 +107,24 @@ UNSCHEDULABLE = {
             pod_status("Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "a\nb\n"}}),
             names.REASON_CRASH_LOOP,
             "container engine exited with code 137 (OOMKilled)\na\nb",
+        ),
+        (
+            {
+                "phase": "Failed",
+                "initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 0}}}],
+                "containerStatuses": [{"name": "engine", "state": {"terminated": {"exitCode": 2}}}],
+            },
+            names.REASON_CRASH_LOOP,
+            "container engine exited with code 2",
+        ),
+        (
+            {
+                "phase": "Pending",
+                "initContainerStatuses": [{"name": "fetch", "state": {"waiting": {"reason": "ErrImagePull"}}}],
+                "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            names.REASON_IMAGE_PULL,
+            "ErrImagePull",
         ),
         ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, names.REASON_CRASH_LOOP, "Evicted: disk"),
     ],

@@ -11,9 +11,8 @@ from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 
 from headrace_operator import names
 from headrace_operator.cluster import ClusterError, Refused
-from headrace_operator.reconcile import LAG_SECONDS, Reconciler, event_body
+from headrace_operator.reconcile import LAG_SECONDS, Reconciler
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
-from headrace_operator.rollout import Note
 from headrace_operator.workqueue import Key
 
 KEY = Key("default", "demo")
@@ -43,7 +42,8 @@ class FakeServer:
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self.foreign.get((kind, name)) or self.world.objects.get((kind, name))
 
-    async def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def apply(self, body: dict[str, Any], field_manager: str) -> dict[str, Any]:
+        assert field_manager == names.MANAGER or body.keys() == {"apiVersion", "kind", "metadata"}
         self.calls.append(f"apply {body['kind']}")
         if self.refuse == body["kind"]:
             raise Refused(f"apply {body['kind']}: exceeded quota")
@@ -180,6 +180,48 @@ async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
     assert waits[-1] == WINDOW_SECONDS
 
 
+async def test_a_change_of_the_spec_is_acted_on_while_repairs_pause() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    assert server.raw is not None
+    for _ in range(MAX_REPAIRS + 1):
+        server.world.objects["Deployment", "demo-router"]["spec"]["replicas"] = 9
+        await subject.reconcile(KEY)
+    paused = server.condition(names.PROGRESSING)
+    assert (paused["status"], paused["reason"]) == ("False", names.REASON_REPAIRS_PAUSED)
+    assert "Deployment demo-router" in paused["message"]
+    server.raw["spec"]["router"] = {"replicas": 2}
+    server.raw["metadata"]["generation"] = 2
+    await subject.reconcile(KEY)
+    assert server.world.objects["Deployment", "demo-router"]["spec"]["replicas"] == 2
+
+
+async def test_nothing_is_made_once_the_deployment_is_being_deleted() -> None:
+    server = FakeServer()
+    apply = server.apply
+
+    async def apply_and_delete(body: dict[str, Any], field_manager: str) -> dict[str, Any]:
+        assert server.raw is not None
+        server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        return await apply(body, field_manager)
+
+    server.apply = apply_and_delete  # type: ignore[method-assign]
+    assert await reconciler(server).reconcile(KEY) is None
+    assert len(server.calls) == 1
+
+
+async def test_a_refusal_is_an_event_once_however_often_it_is_tried_again() -> None:
+    server = FakeServer()
+    server.refuse = "Pod"
+    subject = reconciler(server)
+    for _ in range(3):
+        with pytest.raises(ClusterError):
+            await subject.reconcile(KEY)
+    assert server.calls.count(f"event {names.REASON_REFUSED}") == 1
+    assert server.calls.count("event GroupCreated") == 2  # one for each role's group
+
+
 async def test_a_corrupt_status_is_computed_anew() -> None:
     server = FakeServer()
     subject = reconciler(server)
@@ -190,11 +232,3 @@ async def test_a_corrupt_status_is_computed_anew() -> None:
     await subject.reconcile(KEY)
     assert server.raw["status"]["roles"] == good["roles"]
     assert server.condition(names.READY)["status"] == "True"
-
-
-def test_an_event_names_the_deployment_and_never_repeats_a_name() -> None:
-    raw = FakeServer().raw or {}
-    first = event_body(raw, Note("GroupFailed", "x" * 3000, is_warning=True), now=1.0)
-    assert first["involvedObject"]["uid"] == UID
-    assert (first["type"], len(first["message"])) == ("Warning", 1024)
-    assert first["metadata"]["name"] != event_body(raw, Note("GroupFailed", "x" * 3000), now=2.0)["metadata"]["name"]

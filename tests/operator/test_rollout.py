@@ -128,15 +128,30 @@ def test_failures_are_counted_until_a_group_has_been_well_for_long() -> None:
 
 def test_when_someone_deletes_one_pod_its_siblings_follow_and_the_group_returns() -> None:
     plan = plan_role(state({("old", 0): (GOING, pod(1))}, size=2, wanted="old"), NOW)
-    assert deleted(plan) == [("uid-1", BROKEN_GRACE_SECONDS)]
+    assert deleted(plan) == [("uid-1", None)]  # all ranks are there, so the whole group drains
     assert dict(plan.rebuilds)[0].revision == "old"
     assert dict(plan.rebuilds)[0].failures == 0
 
 
-def test_a_hand_edited_pod_is_replaced_without_counting_a_failure() -> None:
+@pytest.mark.parametrize("others", [(replace(FAILED, index=1, uid="uid-1"), pod(2)), (pod(2),)])
+def test_nothing_is_drained_from_a_group_that_has_lost_a_rank_too(others: tuple[Pod, ...]) -> None:
+    plan = plan_role(state({("new", 0): (GOING, *others)}, size=3), NOW)
+    assert {grace for _, grace in deleted(plan)} == {BROKEN_GRACE_SECONDS}
+
+
+def test_a_policy_that_edits_every_pod_is_met_with_backoff() -> None:
     plan = plan_role(state({("new", 0): (pod(is_edited=True),)}), NOW)
     assert deleted(plan) == [("uid-0", BROKEN_GRACE_SECONDS)]
-    assert dict(plan.rebuilds)[0].failures == 0
+    assert dict(plan.rebuilds)[0] == Rebuild("new", 1, NOW, "pod pod-0 was edited")
+    again = plan_role(state({("new", 0): (pod(is_edited=True),)}, rebuilds=dict(plan.rebuilds)), NOW + 10)
+    assert dict(again.rebuilds)[0].failures == 2
+
+
+def test_a_failure_noted_by_a_clock_that_was_ahead_delays_no_longer_than_any_other() -> None:
+    ahead = {0: Rebuild("new", 3, NOW + 7200, "")}
+    plan = plan_role(state({}, rebuilds=ahead), NOW)
+    assert plan.wait_seconds == pytest.approx(4)
+    assert created(plan_role(state({}, rebuilds=dict(plan.rebuilds)), NOW + 4)) == [("new", 0, (0,))]
 
 
 def test_pods_that_were_never_made_are_added_while_none_has_started() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -83,6 +84,45 @@ def test_old_groups_do_not_make_a_new_revision_ready() -> None:
     assert (ready.status, ready.observed_generation) == ("False", 2)
     assert condition(cluster, names.PROGRESSING).reason == names.REASON_ROLLING_OUT
     assert cluster.status.observed_generation == 2
+
+
+def test_a_router_that_is_about_to_change_is_not_ready() -> None:
+    """A watcher of generation 2 must not see Ready from counts of the router of generation 1."""
+    cluster = settled()
+    changed = stored({**DEP2, "spec.router": {"image": "router:2"}}, generation=2)
+    cluster.run(changed)
+    ready = condition(cluster, names.READY)
+    assert (ready.status, ready.reason, ready.observed_generation) == ("False", names.REASON_ROUTER_NOT_READY, 2)
+    cluster.make_all_ready()
+    cluster.run(changed)
+    assert condition(cluster, names.READY).status == "True"
+
+
+@pytest.mark.parametrize("changes", [{"spec.roles.0.replicas": 0}, {"spec.router": {"replicas": 0}}])
+def test_what_is_scaled_to_zero_is_as_wanted_and_not_available(changes: dict[str, Any]) -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored(changes))
+    assert condition(cluster, names.READY).status == "True"
+    available = condition(cluster, names.AVAILABLE)
+    assert (available.status, available.reason) == ("False", names.REASON_SCALED_TO_ZERO)
+
+
+def test_a_router_scaled_to_zero_is_not_ready_before_it_exists() -> None:
+    cluster = FakeCluster()
+    cluster.run(stored({"spec.router": {"replicas": 0}, "spec.roles.0.replicas": 0, "spec.roles.1.replicas": 0}))
+    assert condition(cluster, names.READY).status == "False"
+
+
+def test_a_status_of_a_thousand_failed_groups_can_be_stored() -> None:
+    cluster = FakeCluster()
+    wanted = stored({"spec.roles.0.replicas": 1000, "spec.roles.1.replicas": 1000})
+    cluster.run(wanted)
+    tail = "x" * 900
+    for pod in cluster.pods().values():
+        pod["status"] = pod_status("Failed", state={"terminated": {"exitCode": 1, "message": tail}})
+    cluster.run(wanted)
+    assert len(cluster.status.rebuilds) == 2000
+    assert len(json.dumps(as_applied(cluster.status))) < 1_000_000  # etcd takes 1.5 MB
 
 
 def test_what_the_api_server_refuses_is_said() -> None:

@@ -56,6 +56,11 @@ class FakeCluster:
         self.version += 1
         key = (body["kind"], body["metadata"]["name"])
         before = self.objects.get(key, {})
+        if before and not body.keys() - {"apiVersion", "kind", "metadata"}:
+            for part in ("labels", "annotations"):
+                before["metadata"].setdefault(part, {}).update(body["metadata"].get(part, {}))
+            before["metadata"]["resourceVersion"] = str(self.version)
+            return before
         stored_body = {**copy.deepcopy(body), **({"status": before["status"]} if "status" in before else {})}
         uid = before["metadata"]["uid"] if before else f"uid-{self.version}"
         stored_body["metadata"] |= {"uid": uid, "resourceVersion": str(self.version), "generation": 1}

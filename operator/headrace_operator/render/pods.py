@@ -31,23 +31,23 @@ def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) ->
 
 def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
     """Pod `pod` of group `key` at `site`."""
+    body = engine_pod_identity(owner, key, pod, template)
+    spec = merged(_pod_spec(owner, key, pod, template, site), _overlay_spec(template))
+    # Group members find each other by these.
+    spec |= {
+        "restartPolicy": "Never",
+        "hostname": body["metadata"]["name"],
+        "subdomain": names.revision_name(owner.name, key.role, key.revision),
+    }
+    return stamped({**body, "spec": spec})
+
+
+def engine_pod_identity(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) -> dict[str, Any]:
+    """Pod `pod` of group `key` without its spec: all that may still be written once it exists."""
     overlay = template.template
     name = names.pod_name(owner.name, key.role, key.revision, key.index, pod)
     labels = {**overlay.labels, **names.pod_labels(owner.name, key.role, key.revision, key.index, pod)}
-    spec = merged(_pod_spec(owner, key, pod, template, site), _overlay_spec(template))
-    # Group members find each other by these; an overlay must not move them.
-    spec |= {
-        "restartPolicy": "Never",
-        "hostname": name,
-        "subdomain": names.revision_name(owner.name, key.role, key.revision),
-    }
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata(owner, name, labels, overlay.annotations),
-        "spec": spec,
-    }
-    return stamped(body)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(owner, name, labels, overlay.annotations)}
 
 
 def _overlay_spec(template: RoleTemplate) -> dict[str, Any]:

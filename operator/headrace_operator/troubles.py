@@ -1,0 +1,64 @@
+"""Why a deployment's groups are not ready: the most telling reason among all their pods. Pure."""
+
+from __future__ import annotations
+
+from headrace_operator import names
+from headrace_operator.api import DisaggDeployment
+from headrace_operator.decide import Decision
+from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Trouble
+from headrace_operator.rollout import Slot
+
+# The most telling first: a later one is often only the consequence of an earlier one.
+_PRECEDENCE = (
+    names.REASON_IMAGE_PULL,
+    names.REASON_CANNOT_START,
+    names.REASON_CRASH_LOOP,
+    names.REASON_NODE_LOST,
+    names.REASON_UNSCHEDULABLE,
+    names.REASON_PROBE_FAILING,
+    names.REASON_REBUILDING,
+    names.REASON_WAITING_FOR_GROUP,
+    names.REASON_STARTING,
+    names.REASON_CREATING,
+)
+# One failure is an accident, several in a row are a crash loop.
+_CRASH_LOOP_FAILURES = 2
+
+
+def worst_trouble(deployment: DisaggDeployment, decision: Decision, now: float) -> Trouble | None:
+    """The most telling reason why a group is not ready."""
+    troubles = []
+    for role in deployment.spec.roles:
+        plan = decision.plans[role.name]
+        noted = dict(plan.rebuilds)
+        for slot in plan.slots:
+            if slot.state is GroupState.READY:
+                continue
+            rebuild = noted.get(slot.index)
+            failures = rebuild.failures if rebuild else 0
+            trouble = _slot_trouble(slot, failures, rebuild.message if rebuild else "", now)
+            where = f"{role.name} group {slot.index} of {role.replicas}"
+            troubles.append(Trouble(trouble.reason, f"{where}: {trouble.message}"))
+    return min(troubles, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
+
+
+def _slot_trouble(slot: Slot, failures: int, last_failure: str, now: float) -> Trouble:
+    for pod in slot.pods:
+        if pod.deadline is not None and now > pod.deadline + OVERDUE_SECONDS:
+            return Trouble(names.REASON_NODE_LOST, f"pod {pod.name} should be gone; its node does not answer")
+    seen = [pod.trouble for pod in slot.pods if pod.trouble]
+    worst = min(seen, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
+    if worst and _PRECEDENCE.index(worst.reason) < _PRECEDENCE.index(names.REASON_CRASH_LOOP):
+        return worst
+    if failures >= _CRASH_LOOP_FAILURES:
+        return Trouble(names.REASON_CRASH_LOOP, f"failed {failures} times in a row; last: {last_failure}")
+    if slot.state in (GroupState.BROKEN, GroupState.TERMINATING):
+        return Trouble(names.REASON_REBUILDING, last_failure or "its pods are being deleted")
+    if slot.state is GroupState.EMPTY:
+        return Trouble(
+            names.REASON_REBUILDING if last_failure else names.REASON_CREATING, last_failure or "no pods yet"
+        )
+    num_ready = sum(pod.is_ready for pod in slot.pods)
+    if num_ready and worst and worst.reason == names.REASON_STARTING:
+        return Trouble(names.REASON_WAITING_FOR_GROUP, f"{num_ready} of {len(slot.pods)} pods ready; {worst.message}")
+    return worst or Trouble(names.REASON_STARTING, f"{num_ready} of {len(slot.pods)} pods ready")
