@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace_engine.core import EngineRequest, RequestError, Ticket
 from headrace_engine.kv.events import PushDone, PushFailed, TransferStats
 from headrace_engine.kv.push import PushKey
-from headrace_engine.kv.receive import Received, ReceiveFailed
+from headrace_engine.kv.receive import Received, ReceiveFailed, ReceiveLost
 from headrace_engine.kv.ticket import TicketError
 from headrace_engine.kv.transfer import TransferAgent
 from headrace_engine.messages import Failed, Pushed
@@ -24,13 +24,12 @@ class Transfers:
         self._num_cached: dict[PushKey, int] = {}
 
     def open_push(self, request: EngineRequest) -> RequestError | None:
-        """Accept a PREFILL leg's ticket, before it queues: the lease runs from now. The error, if it is refused."""
+        """Accept a PREFILL leg's ticket, before it queues: its lease is kept from now on. The error, if refused."""
         ticket = request.ticket
         if ticket is None:
             return RequestError(400, "a prefill leg needs a ticket", param="headrace_ticket")
         try:
-            # Each engine has its own name for the request; notifications carry decode's.
-            key = self._agent.open_push(ticket, ticket.request_id, request.prompt_token_ids)
+            key = self._agent.open_push(ticket, request.prompt_token_ids)
         except TicketError as error:
             return error.error
         self._keys[request.request_id] = key
@@ -79,6 +78,10 @@ class Transfers:
                 self._scheduler.kv_arrived(event.generation, event.num_cached_tokens)
             elif isinstance(event, ReceiveFailed):
                 self._scheduler.kv_failed(event.generation, event.error)
+            elif isinstance(event, ReceiveLost):
+                # The blocks go into quarantine, as those of any request that ends while its ticket is out.
+                self._scheduler.abort(event.request_id)
+                messages.append(_transfer_failed(event.request_id, f"the KV did not come: {event.error}"))
             else:
                 messages.append(self._push_ended(event))
         return messages
@@ -96,5 +99,9 @@ class Transfers:
         self._scheduler.push_ended(request_id)
         if isinstance(event, PushDone):
             return Pushed(request_id, num_cached)
-        error = RequestError(503, event.error, "service_unavailable", "kv_transfer_failed", retriable=True)
-        return Failed(request_id, error)
+        return _transfer_failed(request_id, event.error)
+
+
+def _transfer_failed(request_id: str, message: str) -> Failed:
+    error = RequestError(503, message, "service_unavailable", "kv_transfer_failed", retriable=True)
+    return Failed(request_id, error)

@@ -24,9 +24,10 @@ import numpy as np
 from headrace_engine.core import Peer, Region, Ticket
 from headrace_engine.kv.events import PushFailed
 from headrace_engine.kv.nixl import NixlTransport, WriteState
+from headrace_engine.kv.notices import Done as DoneMessage
+from headrace_engine.kv.notices import encode_notice
 from headrace_engine.kv.receive import Received
-from headrace_engine.kv.ticket import CacheRegion, encode_completion
-from headrace_engine.kv.ticket import Done as DoneMessage
+from headrace_engine.kv.ticket import CacheRegion
 from headrace_engine.kv.transfer import TransferAgent
 from headrace_engine.models.protocol import GroupKind
 
@@ -105,7 +106,7 @@ class _Bench:
 
     def bare_seconds(self, local: Sequence[int], remote: Sequence[int]) -> float:
         transport, name = self._rank.bare, self._bare_peer.agent_name
-        notification = encode_completion(DoneMessage("bench", 1, 0))
+        notification = encode_notice(DoneMessage("bench", 1, 0))
         start = time.perf_counter()
         handle = transport.write(name, local, remote, (0, 0), notification)
         while transport.poll(handle) is WriteState.RUNNING:
@@ -121,7 +122,7 @@ class _Bench:
         start = time.perf_counter()
         self._pipe.send((self._token_ids, list(remote)))
         ticket: Ticket = _receive(self._pipe)
-        key = agent.open_push(ticket, "bench", self._token_ids)
+        key = agent.open_push(ticket, self._token_ids)
         agent.push_blocks(key, 0, local)
         agent.finish_push(key, 0, 0)
         outcome = _receive(self._pipe)

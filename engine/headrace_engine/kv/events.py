@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace_engine.kv.push import PushKey
-from headrace_engine.kv.receive import ReceiveOutcome
+from headrace_engine.kv.receive import ReceiveEvent
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PushFailed:
     error: str
 
 
-TransferEvent = PushDone | PushFailed | ReceiveOutcome
+TransferEvent = PushDone | PushFailed | ReceiveEvent
 
 
 @dataclass
@@ -35,6 +35,7 @@ class TransferStats:
     """Counters since the start, and what is open now."""
 
     num_pushing: int = 0
+    num_without_lease: int = 0  # of these, those whose first lease decode has not granted yet
     num_expected: int = 0
     num_peers: int = 0
     pushed_bytes_total: int = 0

@@ -50,7 +50,7 @@ class WriteHandle:
 
 @dataclass
 class _Remote:
-    items: Any  # NIXL's prepared list of every item of every region of the peer
+    items: Any  # NIXL's prepared list of every item of every region of the peer; None if it has none
     first_items: tuple[int, ...]  # where each region's items begin in that list
 
 
@@ -83,7 +83,10 @@ class NixlTransport:
         return list(self._remotes)
 
     def connect(self, peer: Peer) -> None:
-        """Learn how to write to a peer, and begin to connect; nothing if it is known. Takes about 10 ms."""
+        """Learn how to reach a peer, and begin to connect; nothing if it is known. Takes about 10 ms.
+
+        Does not wait for the peer, which may be frozen. A peer without regions can only be notified.
+        """
         if peer.agent_name in self._remotes:
             return
         metadata = _unseal(peer.agent_metadata)
@@ -94,7 +97,7 @@ class NixlTransport:
                 self._agent.remove_remote_agent(name)
                 raise TransportError(f"the metadata is that of agent {name!r}, not of {peer.agent_name!r}")
             self._agent.make_connection(name)
-            items = self._agent.prep_xfer_dlist(name, _descriptors(peer.regions), "DRAM")
+            items = self._agent.prep_xfer_dlist(name, _descriptors(peer.regions), "DRAM") if peer.regions else None
         except TransportError:
             raise
         except Exception as error:
@@ -107,7 +110,8 @@ class NixlTransport:
         remote = self._remotes.pop(peer_name, None)
         if remote is None:
             return
-        _release(remote.items)
+        if remote.items is not None:
+            _release(remote.items)
         self._forget(peer_name)
 
     def write(
@@ -161,9 +165,10 @@ class NixlTransport:
         except Exception as error:
             raise TransportError(f"cannot notify {peer_name!r}: {_describe(error)}") from error
 
-    def notifications(self) -> list[bytes]:
-        """Notifications that have come since the last call, in order per sender. Also moves incoming bytes along."""
-        return [message for messages in self._agent.get_new_notifs().values() for message in messages]
+    def notifications(self) -> list[tuple[str, bytes]]:
+        """(sender, message) of what has come since the last call, in order per sender. Also moves bytes along."""
+        mail = self._agent.get_new_notifs()
+        return [(sender, message) for sender, messages in mail.items() for message in messages]
 
     def close(self) -> None:
         """Disconnect and deregister. The cache tensors may be freed afterwards."""

@@ -1,10 +1,10 @@
 """One accepted ticket's push: which write may start when, and when decode is told how it ended. Pure.
 
-    open ──blocks complete──> writes ──finish──> the last write, with Done behind it ──> over
+    open ──lease granted, blocks complete──> writes ──finish──> the last write, with Done behind it ──> over
       └── cancel, lease past, a write or the peer failed ──> outstanding writes end ──> Failed ──> over
 
-Invariants: no write starts after the lease; the last write starts only when all others have ended well; the one
-terminal notification follows every write.
+Invariants: no write starts before decode has granted the lease, or after it (see `lease`); the last write starts only
+when all others have ended well; the one terminal notification follows every write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace_engine.core import Ticket
-from headrace_engine.kv.ticket import Completion, Done, Failed
+from headrace_engine.kv.notices import Completion, Done, Failed
 
 PushKey = tuple[str, int]  # incarnation, generation: generations alone collide between decode ranks
 
@@ -54,7 +54,8 @@ class Push:
     accepted_at: float
     error: str | None = None  # set once: the push will end with Failed
     is_over: bool = False
-    _is_connected: bool = False
+    _granted_until: float | None = None
+    _is_torn: bool = False  # a write did not end well: its bytes may be under way
     _next_block: int = 0  # sequence blocks before it are complete
     _pending: list[tuple[int, int]] = field(default_factory=list)  # (local, remote) blocks that may be written
     _finish: tuple[int, Done] | None = None  # local slot
@@ -68,20 +69,23 @@ class Push:
         return (self.ticket.incarnation, self.ticket.generation)
 
     @property
-    def deadline(self) -> float:
-        """No write may start at or after this time."""
-        return self.accepted_at + self.ticket.lease_seconds
+    def has_lease(self) -> bool:
+        """Whether decode has granted it, be it past by now."""
+        return self._granted_until is not None
 
     @property
-    def has_outstanding_writes(self) -> bool:
-        return bool(self._outstanding)
+    def lease_end(self) -> float:
+        """No write may start at or after this time; before the first grant: how long it is waited for."""
+        return self.accepted_at + self.ticket.lease_seconds if self._granted_until is None else self._granted_until
 
     def oldest_write_age(self, now: float) -> float:
         """Seconds since the oldest write that has not ended was started; 0 without one."""
         return max((now - write.started_at for write in self._outstanding.values()), default=0.0)
 
-    def peer_connected(self) -> None:
-        self._is_connected = True
+    def lease_granted(self, asked_at: float) -> None:
+        """Decode has granted what was asked for then. Grants may come in any order, and twice."""
+        until = asked_at + self.ticket.lease_seconds
+        self._granted_until = until if self._granted_until is None else max(self._granted_until, until)
 
     def blocks_complete(self, first_block: int, local_blocks: Sequence[int]) -> None:
         """Sequence blocks from `first_block` on are complete in these local blocks; in order, without gaps.
@@ -117,11 +121,14 @@ class Push:
         """What may be done now; call again until None. The caller reports each outcome back."""
         if self.is_over or self._is_notifying:
             return None
-        if now >= self.deadline and not self._last_started:
-            self.fail(f"the lease of {self.ticket.lease_seconds:g} s is past")
+        if now >= self.lease_end and not self._last_started:
+            verb = "granted" if self._granted_until is None else "renewed"
+            self.fail(f"decode has not {verb} the lease for {self.ticket.lease_seconds:g} s")
         if self.error is not None:
-            return self._notify(Failed(self.ticket.request_id, self.ticket.generation, self.error))
-        if not self._is_connected or self._last_started or len(self._outstanding) >= MAX_OUTSTANDING_WRITES:
+            return self._notify(
+                Failed(self.ticket.request_id, self.ticket.generation, self.error, is_settled=not self._is_torn)
+            )
+        if self._granted_until is None or self._last_started or len(self._outstanding) >= MAX_OUTSTANDING_WRITES:
             return None
         if self._finish is not None and len(self._pending) <= self.max_blocks_per_write:
             return self._last(now)
@@ -130,12 +137,13 @@ class Push:
         return None
 
     def write_ended(self, write_id: int, error: str | None = None) -> None:
-        """A write has ended, well or not: no more bytes come from it."""
+        """A write has ended, well or not, or was given up with its connection."""
         write = self._outstanding.pop(write_id)
         if write.is_last:
             self._last_started = False
             self.is_over = error is None
         if error is not None:
+            self._is_torn = True
             self.fail(error)
 
     def notified(self, error: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Tickets: how decode hands them out, how prefill checks them, what is said about them when they end. Pure.
+"""Tickets: how decode hands them out, how prefill checks them. Pure.
 
 A ticket arrives over HTTP and leads to writes into another process's memory, so nothing in it is trusted: everything
 is checked against this rank's own configuration and the request's own tokens before a push begins.
@@ -57,42 +57,6 @@ def ticket_from_json(data: bytes | str | msgspec.Raw) -> Ticket:
         raise TicketError(400, "invalid_ticket", f"the ticket is malformed: {error}") from error
 
 
-# --- what travels behind the data ------------------------------------------------------------------------------------
-
-
-class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """Every byte of the ticket's KV is written. num_cached_tokens: prompt tokens found in prefill's prefix cache."""
-
-    request_id: str
-    generation: int
-    num_cached_tokens: int
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """No more bytes will be written for this ticket, and those written are not a whole state."""
-
-    request_id: str
-    generation: int
-    error: str
-
-
-Completion = Done | Failed
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Completion)
-
-
-def encode_completion(completion: Completion) -> bytes:
-    return _encoder.encode(completion)
-
-
-def decode_completion(data: bytes) -> Completion | None:
-    """None if this is no completion of ours (another version's, or another user of the transport)."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
 # --- decode's side: issuing ------------------------------------------------------------------------------------------
 
 
@@ -148,7 +112,6 @@ def num_pushed_blocks(num_tokens: int, block_size: int) -> int:
 def check_ticket(
     ticket: Ticket,
     *,
-    request_id: str,
     token_ids: Sequence[int],
     fingerprint: str,
     block_size: int,
@@ -173,9 +136,6 @@ def check_ticket(
             f"decode sees {ticket.num_tokens} prompt tokens, prefill {len(token_ids)}, or other token ids; "
             "both must have the same tokenizer and chat template",
         )
-    if ticket.request_id != request_id:
-        message = f"the ticket is for request {ticket.request_id[:80]!r}, this is {request_id[:80]!r}"
-        raise TicketError(409, "prompt_mismatch", message)
     _check_identity(ticket)
     _check_regions(ticket.peer.regions, regions)
     _check_destinations(ticket, block_size, regions)
@@ -188,8 +148,8 @@ def _invalid(message: str) -> TicketError:
 def _check_identity(ticket: Ticket) -> None:
     if not ticket.incarnation or len(ticket.peer.agent_name) > MAX_NAME_LENGTH:
         raise _invalid("the ticket's incarnation is empty or its agent name too long")
-    if ticket.incarnation not in ticket.peer.agent_name:
-        raise _invalid("the ticket's agent name does not carry its incarnation")
+    if ticket.peer.agent_name.rpartition("/")[2] != ticket.incarnation:
+        raise _invalid("the ticket's agent name does not end in its incarnation")
     if not 0 < len(ticket.peer.agent_metadata) <= MAX_METADATA_BYTES:
         raise _invalid(f"agent metadata has {len(ticket.peer.agent_metadata)} bytes")
     if ticket.generation < 1:

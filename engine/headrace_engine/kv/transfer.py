@@ -13,25 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headrace_engine.core import Peer, Ticket
-from headrace_engine.kv.events import PushDone, PushFailed, TransferEvent, TransferStats
+from headrace_engine.kv.events import TransferEvent, TransferStats
 from headrace_engine.kv.nixl import NixlTransport
 from headrace_engine.kv.push import PushKey
-from headrace_engine.kv.pusher import Pusher
-from headrace_engine.kv.receive import Received, Receiver
-from headrace_engine.kv.ticket import CacheRegion, TicketError, TicketIssuer, check_ticket, decode_completion
-from headrace_engine.models.protocol import GroupKind
+from headrace_engine.kv.ticket import CacheRegion, TicketError, TicketIssuer, check_ticket
+from headrace_engine.kv.worker import Worker
 
-WRITING_SECONDS = 0.0001  # between looks while a write runs: a TCP connection moves only when looked at
-AWAITING_SECONDS = 0.0005  # while KV is awaited: small writes land only when the target looks
-IDLE_SECONDS = 0.01
-MAX_WRITE_BYTES = 32 << 20  # one write holds the thread for as long as its copy takes over shared memory
 WRITE_TIMEOUT_SECONDS = 10.0
-MAX_DELIVERY_SECONDS = 10.0  # from a ticket's issue to its receipt by prefill, which its lease counts from
 MAX_COMMANDS = 1 << 16
 MAX_REMEMBERED_TICKETS = 1 << 16
 START_TIMEOUT_SECONDS = 60.0
 CLOSE_TIMEOUT_SECONDS = 5.0
-LINGER_SECONDS = 0.5  # a notification has no completion of its own: keep it moving this long before closing
 
 
 class TransferThreadError(RuntimeError):
@@ -63,8 +55,8 @@ class TransferAgent:
         self._fingerprint = fingerprint
         self._wake = wake
         self._write_timeout_seconds = write_timeout_seconds
-        self._open_seconds = MAX_DELIVERY_SECONDS + lease_seconds + write_timeout_seconds
-        self._commands: deque[Callable[[_Worker], None]] = deque()
+        self._lease_seconds = lease_seconds
+        self._commands: deque[Callable[[Worker], None]] = deque()
         self._events: deque[TransferEvent] = deque()
         self._stats = TransferStats()
         self._seen: OrderedDict[PushKey, None] = OrderedDict()
@@ -93,30 +85,30 @@ class TransferAgent:
         """A ticket for reserved blocks and a slot. Exactly one Received or ReceiveFailed of its generation follows.
 
         Until that event a peer may write into the blocks from `num_held_tokens` on and into the slot: a request that
-        ends earlier leaves them in quarantine.
+        ends earlier leaves them in quarantine. A ReceiveLost may come before it: the request fails then, and the blocks
+        wait for the ReceiveFailed.
         """
         ticket = self._issuer.issue(request_id, token_ids, num_held_tokens, block_ids, state_slot)
         now = time.monotonic()
-        self._command(
-            lambda worker: worker.receiver.expect(ticket.generation, request_id, now, now + self._open_seconds)
-        )
+        self._command(lambda worker: worker.receiver.expect(ticket.generation, request_id, now))
         return ticket
 
     def abandon(self, generation: int) -> None:
-        """The request of this ticket has ended; its event still comes, but is not waited for."""
+        """The request of this ticket has ended: prefill gets no more time for it, and its event still comes."""
         self._command(lambda worker: worker.receiver.abandon(generation))
 
     # --- prefill ---
 
-    def open_push(self, ticket: Ticket, request_id: str, token_ids: Sequence[int]) -> PushKey:
-        """Accept a ticket for these prompt tokens, on arrival: its lease runs from now.
+    def open_push(self, ticket: Ticket, token_ids: Sequence[int]) -> PushKey:
+        """Accept a ticket for these prompt tokens, on arrival: decode waits a lease for somebody to take it.
+
+        From now on its lease is kept alive, however long the request queues and computes, until the push ends.
 
         Raises TicketError if it does not fit this rank or prompt, or was accepted before. Else exactly one PushDone or
         PushFailed of the key follows; until then the local blocks and slot given to the push must not be reused.
         """
         check_ticket(
             ticket,
-            request_id=request_id,
             token_ids=token_ids,
             fingerprint=self._fingerprint,
             block_size=self._block_size,
@@ -162,7 +154,7 @@ class TransferAgent:
         self._has_command.set()
         self._thread.join(CLOSE_TIMEOUT_SECONDS + START_TIMEOUT_SECONDS)
 
-    def _command(self, command: Callable[[_Worker], None]) -> None:
+    def _command(self, command: Callable[[Worker], None]) -> None:
         self._raise_if_dead()
         if len(self._commands) >= MAX_COMMANDS:
             raise TransferThreadError(f"the transfer thread does not keep up: {MAX_COMMANDS} commands wait")
@@ -181,7 +173,10 @@ class TransferAgent:
             try:
                 self._peer = transport.peer
                 self._started.set()
-                self._serve(_Worker(transport, self._regions, self._block_size, self._write_timeout_seconds))
+                worker = Worker(
+                    transport, self._regions, self._block_size, self._lease_seconds, self._write_timeout_seconds
+                )
+                self._serve(worker)
             finally:
                 transport.close()
         except BaseException as error:
@@ -190,7 +185,7 @@ class TransferAgent:
             if self._wake is not None:
                 self._wake()
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: Worker) -> None:
         close_by: float | None = None
         while close_by is None or (worker.has_work_before_closing(time.monotonic()) and time.monotonic() < close_by):
             self._has_command.wait(worker.pause_seconds)
@@ -200,73 +195,9 @@ class TransferAgent:
             if self._closing and close_by is None:
                 close_by = time.monotonic() + CLOSE_TIMEOUT_SECONDS
                 worker.pusher.cancel_all("the prefill engine is shutting down")
-            events = worker.step(time.monotonic())
+            events = worker.step()
             self._stats = replace(worker.stats)
             if events:
                 self._events.extend(events)
                 if self._wake is not None:
                     self._wake()
-
-
-class _Worker:
-    """What the thread owns."""
-
-    def __init__(
-        self, transport: NixlTransport, regions: Sequence[CacheRegion], block_size: int, write_timeout_seconds: float
-    ) -> None:
-        item_bytes = {
-            kind: sum(cache.region.item_bytes for cache in regions if cache.kind is kind) for kind in GroupKind
-        }
-        self.pusher = Pusher(
-            transport,
-            block_size=block_size,
-            block_bytes=item_bytes[GroupKind.PAGED],
-            slot_bytes=item_bytes[GroupKind.STATE],
-            max_write_bytes=MAX_WRITE_BYTES,
-            write_timeout_seconds=write_timeout_seconds,
-        )
-        self.receiver = Receiver(time.monotonic())
-        self.stats = TransferStats()
-        self._transport = transport
-
-    @property
-    def pause_seconds(self) -> float:
-        if self.pusher.has_more:
-            return 0.0
-        if self.pusher.is_writing:
-            return WRITING_SECONDS
-        return AWAITING_SECONDS if self.receiver.num_wanted > 0 else IDLE_SECONDS
-
-    def has_work_before_closing(self, now: float) -> bool:
-        last = self.pusher.last_notified_at
-        return not self.pusher.is_idle or (last is not None and now < last + LINGER_SECONDS)
-
-    def step(self, now: float) -> list[TransferEvent]:
-        """One look at everything. Mail first: a late completion must not lose against its deadline."""
-        events: list[TransferEvent] = []
-        for message in self._transport.notifications():
-            outcome = self.receiver.complete(decode_completion(message))
-            if outcome is not None:
-                events.append(outcome)
-        events.extend(self.receiver.expire(now))
-        events.extend(self.pusher.step(now))
-        for event in events:
-            self._count(event)
-        self.pusher.add_to(self.stats)
-        self.stats.num_expected = self.receiver.num_open
-        self.stats.num_stale_notifications_total = self.receiver.num_stale
-        self.stats.oldest_age_seconds = max(self.pusher.oldest_age(now), self.receiver.oldest_age(now))
-        return events
-
-    def _count(self, event: TransferEvent) -> None:
-        stats = self.stats
-        if isinstance(event, PushDone | PushFailed):
-            stats.num_pushes_total += 1
-            if isinstance(event, PushFailed):
-                stats.num_push_failures_total += 1
-            else:
-                stats.pushed_bytes_total += event.num_bytes
-                stats.push_seconds_total += event.seconds
-        else:
-            stats.num_receives_total += 1
-            stats.num_receive_failures_total += not isinstance(event, Received)

@@ -1,4 +1,4 @@
-"""A decode rank in a process of its own, for tests of the transfer agent over the real transport.
+"""A rank in a process of its own, for tests of the transfer agent over the real transport.
 
 `python rank_process.py NAME INCARNATION LEASE_SECONDS` speaks JSON lines: a command on standard input, an answer on
 standard output. Its cache has two paged groups and two state groups whose items differ in size.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace_engine.core import Region
-from headrace_engine.kv.ticket import CacheRegion, ticket_to_json
+from headrace_engine.kv.ticket import CacheRegion, ticket_from_json, ticket_to_json
 from headrace_engine.kv.transfer import TransferAgent
 from headrace_engine.models.protocol import GroupKind
 
@@ -58,7 +58,7 @@ def make_agent(cache: Cache, name: str, incarnation: str, lease_seconds: float, 
 
 
 def serve(name: str, incarnation: str, lease_seconds: float) -> None:
-    cache = Cache(fill=0)
+    cache = Cache(fill=0 if name.startswith("decode") else 1)
     agent = make_agent(cache, name, incarnation, lease_seconds)
     events: list[dict[str, Any]] = []
 
@@ -80,6 +80,12 @@ def serve(name: str, incarnation: str, lease_seconds: float) -> None:
             return base64.b64encode(item.tobytes()).decode()
         if command["do"] == "abandon":
             return agent.abandon(command["generation"])
+        if command["do"] == "open":
+            return agent.open_push(ticket_from_json(command["ticket"]), command["token_ids"])
+        if command["do"] == "push":
+            return agent.push_blocks(tuple(command["key"]), command["first"], command["blocks"])
+        if command["do"] == "finish":
+            return agent.finish_push(tuple(command["key"]), command["slot"], 0)
         if command["do"] == "stats":
             return vars(agent.stats())
         raise ValueError(command["do"])

@@ -42,10 +42,12 @@ def agents() -> Iterator[tuple[Agent, Agent]]:
         agent.transport.close()
 
 
-def write(writer: Agent, target: Agent, blocks: list[int], slots: tuple[int, int] | None = None) -> list[bytes]:
-    """Write to the same block ids of the target; returns the notifications that it then has."""
+def write(
+    writer: Agent, target: Agent, blocks: list[int], slots: tuple[int, int] | None = None
+) -> list[tuple[str, bytes]]:
+    """Write to the same block ids of the target; returns (sender, notification) that it then has."""
     handle = writer.transport.write("target/1", blocks, blocks, slots, b"written")
-    received: list[bytes] = []
+    received: list[tuple[str, bytes]] = []
     give_up_at = time.monotonic() + 10
     while (handle.state is WriteState.RUNNING or not received) and time.monotonic() < give_up_at:
         received += target.transport.notifications()
@@ -58,7 +60,7 @@ def test_a_write_fills_its_items_and_no_others(agents: tuple[Agent, Agent]) -> N
     writer, target = agents
     writer.transport.connect(target.transport.peer)
     writer.transport.connect(target.transport.peer)  # again: nothing happens
-    assert write(writer, target, [1, 2, 6], slots=(0, 1)) == [b"written"]
+    assert write(writer, target, [1, 2, 6], slots=(0, 1)) == [("writer/1", b"written")]
     assert [bool(block.all()) for block in target.blocks] == [index in (1, 2, 6) for index in range(NUM_BLOCKS)]
     assert (not target.slots[0].any(), target.slots[1].all()) == (True, True)
 
@@ -79,7 +81,7 @@ def test_memory_that_the_target_has_not_registered_is_refused(agents: tuple[Agen
     with pytest.raises(TransportError, match="cannot connect"):
         writer.transport.connect(msgspec.structs.replace(target.transport.peer, regions=tuple(regions)))
     writer.transport.connect(target.transport.peer)
-    assert write(writer, target, [0]) == [b"written"]
+    assert write(writer, target, [0]) == [("writer/1", b"written")]
 
 
 def test_a_peer_under_another_name_is_refused(agents: tuple[Agent, Agent]) -> None:
@@ -106,7 +108,7 @@ def test_refused_metadata_does_not_spoil_the_next_attempt(agents: tuple[Agent, A
         with pytest.raises(TransportError):
             writer.transport.connect(Peer("target/1", nixl._seal(forged), target.transport.peer.regions))
     writer.transport.connect(target.transport.peer)
-    assert write(writer, target, [3]) == [b"written"]
+    assert write(writer, target, [3]) == [("writer/1", b"written")]
 
 
 def test_standard_output_stays_clean() -> None:
@@ -114,3 +116,23 @@ def test_standard_output_stays_clean() -> None:
     program = "from headrace_engine.kv.nixl import NixlTransport; NixlTransport('a/1', [])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert result.stdout == ""
+
+
+def test_a_peer_without_regions_can_be_notified(agents: tuple[Agent, Agent]) -> None:
+    writer, target = agents
+    writer.transport.connect(target.transport.peer)
+    writer.transport.notify("target/1", b"hello")
+    received: list[tuple[str, bytes]] = []
+    give_up_at = time.monotonic() + 10
+    while not received and time.monotonic() < give_up_at:
+        writer.transport.notifications()  # a connection is made by both sides' looking
+        received += target.transport.notifications()
+    assert received == [("writer/1", b"hello")]
+    target.transport.connect(msgspec.structs.replace(writer.transport.peer, regions=()))
+    target.transport.notify("writer/1", b"back")
+    received.clear()
+    while not received and time.monotonic() < give_up_at:
+        target.transport.notifications()
+        received += writer.transport.notifications()
+    assert received == [("target/1", b"back")]
+    target.transport.disconnect("writer/1")

@@ -7,15 +7,15 @@ import itertools
 import pytest
 from tests.engine.kv.tickets import make_ticket
 
+from headrace_engine.kv.notices import Done, Failed
 from headrace_engine.kv.push import Notify, Push, Write
-from headrace_engine.kv.ticket import Done, Failed
 
 BLOCK = 4
 
 
 def make_push(num_tokens: int = 17, max_blocks_per_write: int = 64, **changes: object) -> Push:
     push = Push(make_ticket(num_tokens, BLOCK, **changes), BLOCK, max_blocks_per_write, accepted_at=0.0)
-    push.peer_connected()
+    push.lease_granted(asked_at=0.0)
     return push
 
 
@@ -60,16 +60,32 @@ def test_a_large_chunk_is_written_in_pieces() -> None:
     assert [len(action.local_blocks) for action in actions(push) if isinstance(action, Write)] == [3, 3, 2]
 
 
-def test_a_write_that_waits_for_its_connection_is_dropped_when_the_lease_ends() -> None:
+def test_no_write_starts_before_decode_has_granted_the_lease() -> None:
     push = Push(make_ticket(17, BLOCK, lease_seconds=5.0), BLOCK, 64, accepted_at=100.0)
     push.blocks_complete(0, [1, 2, 3, 4])
     push.finish(0, 0)
     assert actions(push, now=104.9) == []
-    push.peer_connected()
-    (notify,) = actions(push, now=105.0)
-    assert isinstance(notify, Notify)
-    assert isinstance(notify.completion, Failed)
-    assert "lease of 5 s" in notify.completion.error
+    push.lease_granted(asked_at=100.0)
+    assert [type(action) for action in actions(push, now=104.9)] == [Write]
+
+
+def test_a_push_without_a_grant_ends_after_a_lease() -> None:
+    push = Push(make_ticket(17, BLOCK, lease_seconds=5.0), BLOCK, 64, accepted_at=100.0)
+    push.blocks_complete(0, [1, 2, 3, 4])
+    push.finish(0, 0)
+    assert actions(push, now=105.0) == [Notify(Failed("r-1", 1, "decode has not granted the lease for 5 s"))]
+
+
+def test_a_lease_counts_from_when_it_was_asked_for_not_from_when_the_answer_came() -> None:
+    push = make_push(lease_seconds=5.0)
+    push.lease_granted(asked_at=3.0)
+    push.lease_granted(asked_at=1.0)  # overtaken by a later one
+    push.blocks_complete(0, [1])
+    assert [type(action) for action in actions(push, now=7.9)] == [Write]
+    push.blocks_complete(1, [2])
+    assert actions(push, now=8.0) == []  # the first write is still running
+    push.write_ended(1)
+    assert actions(push, now=8.0) == [Notify(Failed("r-1", 1, "decode has not renewed the lease for 5 s"))]
 
 
 def test_a_last_write_that_is_under_way_outlives_the_lease_and_a_late_cancel() -> None:
@@ -90,7 +106,7 @@ def test_a_failed_last_write_is_reported() -> None:
     push.finish(0, 0)
     actions(push)
     push.write_ended(1, "broken")
-    assert actions(push) == [Notify(Failed("r-1", 1, "broken"))]
+    assert actions(push) == [Notify(Failed("r-1", 1, "broken", is_settled=False))]
     push.notified("the peer is gone")
     assert push.is_over
     assert push.error == "broken"
@@ -110,7 +126,7 @@ def test_partial_failures_end_in_one_report_after_every_write(order: tuple[int, 
         found = actions(push)
         assert not found or position == 3, "told before every write has ended"
         terminals += found
-    assert terminals == [Notify(Failed("r-1", 1, "broken"))]
+    assert terminals == [Notify(Failed("r-1", 1, "broken", is_settled=False))]
 
 
 @pytest.mark.parametrize(("first_block", "count"), [(1, 1), (0, 5)])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.kv.tickets import make_ticket
 
+from headrace_engine.kv.notices import Done, Failed
 from headrace_engine.kv.push import MAX_OUTSTANDING_WRITES, Notify, Push, Write
-from headrace_engine.kv.ticket import Done, Failed
 
 BLOCK = 4
 LEASE_SECONDS = 20.0
@@ -32,16 +32,18 @@ class PushMachine(RuleBasedStateMachine):
         self.expected = {(index, 100 + index) for index in range(held_blocks, num_blocks)}
         self.num_given = 0
         self.now = 0.0
-        self.is_connected = self.is_finished = self.is_notified = False
+        self.lease_end = 0.0  # nothing is granted
+        self.is_finished = self.is_notified = False
         self.outstanding: dict[int, Write] = {}
         self.ended_well: list[Write] = []
         self.any_write_failed = False
         self.terminals: list[Done | Failed] = []  # as decode would see them
 
-    @rule()
-    def connect(self) -> None:
-        self.push.peer_connected()
-        self.is_connected = True
+    @rule(seconds_ago=st.sampled_from([0.0, 3.0, 15.0]))
+    def decode_grants(self, seconds_ago: float) -> None:
+        asked_at = max(0.0, self.now - seconds_ago)
+        self.push.lease_granted(asked_at)
+        self.lease_end = max(self.lease_end, asked_at + LEASE_SECONDS)
 
     @precondition(lambda self: not self.is_finished)
     @rule(num_blocks=st.integers(0, 4))
@@ -77,8 +79,7 @@ class PushMachine(RuleBasedStateMachine):
                 self._start(action)
 
     def _start(self, write: Write) -> None:
-        assert self.is_connected
-        assert self.now < LEASE_SECONDS, "a write started after the lease"
+        assert self.now < self.lease_end, "a write started without a lease"
         assert len(write.local_blocks) == len(write.remote_blocks) <= self.max_blocks_per_write
         assert (write.slots is None) == (write.completion is None)
         if write.completion is not None:
@@ -105,6 +106,8 @@ class PushMachine(RuleBasedStateMachine):
             return
         assert len(self.terminals) <= 1
         assert self.push.is_over == bool(self.terminals)
+        if self.terminals and isinstance(self.terminals[0], Failed):
+            assert self.terminals[0].is_settled == (not self.any_write_failed)
         if self.terminals and isinstance(self.terminals[0], Done):
             assert not self.any_write_failed
             assert self.push.error is None

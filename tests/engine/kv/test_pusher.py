@@ -11,10 +11,11 @@ import pytest
 from tests.engine.kv.tickets import PEER, make_ticket
 
 from headrace_engine.core import Peer, Ticket
+from headrace_engine.kv.connections import MAX_PEERS, Connections
 from headrace_engine.kv.events import PushDone, PushFailed
 from headrace_engine.kv.nixl import TransportError, WriteHandle, WriteState
-from headrace_engine.kv.pusher import MAX_PEERS, Pusher
-from headrace_engine.kv.ticket import Completion, Done, Failed, decode_completion
+from headrace_engine.kv.notices import Done, Failed, Notice, Renew, Renewed, decode_notice
+from headrace_engine.kv.pusher import Pusher
 
 BLOCK = 4
 
@@ -26,7 +27,8 @@ class ScriptedTransport:
     peers: list[str] = field(default_factory=list)
     handles: list[WriteHandle] = field(default_factory=list)
     peer_of: list[str] = field(default_factory=list)  # of each handle
-    told: list[tuple[str, Completion | None]] = field(default_factory=list)
+    told: list[tuple[str, Notice | None]] = field(default_factory=list)  # without requests for leases
+    asked: list[tuple[str, Renew]] = field(default_factory=list)
     refusing: set[str] = field(default_factory=set)  # "connect" | "write" | "notify"
 
     def connect(self, peer: Peer) -> None:
@@ -62,7 +64,11 @@ class ScriptedTransport:
         self._may("notify")
         if peer_name not in self.peers:
             raise TransportError("not connected")
-        self.told.append((peer_name, decode_completion(message)))
+        notice = decode_notice(message)
+        if isinstance(notice, Renew):
+            self.asked.append((peer_name, notice))
+        else:
+            self.told.append((peer_name, notice))
 
     def _may(self, what: str) -> None:
         if what in self.refusing:
@@ -72,10 +78,35 @@ class ScriptedTransport:
 class Rank:
     """A pusher and its transport; blocks are 100 bytes, slots 10, one block a write."""
 
-    def __init__(self) -> None:
+    def __init__(self, grants: bool = True) -> None:
         self.transport = ScriptedTransport()
-        self.pusher = Pusher(self.transport, BLOCK, 100, 10, max_write_bytes=100, write_timeout_seconds=10.0)
         self.now = 0.0
+        self.grants = grants  # whether decode answers at once
+        self.num_answered = 0
+        self.pusher = Pusher(
+            self.transport,
+            Connections(self.transport),
+            b"prefill's metadata",
+            block_size=BLOCK,
+            block_bytes=100,
+            slot_bytes=10,
+            max_write_bytes=100,
+            write_timeout_seconds=10.0,
+            clock=lambda: self.now,
+        )
+
+    def answer(self) -> None:
+        """Grant what has been asked for and not been answered."""
+        for peer_name, request in self.transport.asked[self.num_answered :]:
+            self.pusher.renewed(peer_name, Renewed(request.sent_at, request.generations, ()))
+        self.num_answered = len(self.transport.asked)
+
+    def look(self) -> list[PushDone | PushFailed]:
+        """What the agent does in one turn."""
+        self.pusher.end_old_writes()
+        if self.grants:
+            self.answer()
+        return self.pusher.step()
 
     def open(self, ticket: Ticket) -> tuple[str, int]:
         self.pusher.open(ticket, self.now)
@@ -89,9 +120,9 @@ class Rank:
 
     def settle(self) -> list[PushDone | PushFailed]:
         """Steps until there is nothing more to do at this time."""
-        events = self.pusher.step(self.now)
-        while self.pusher.has_more:
-            events += self.pusher.step(self.now)
+        events = self.look()
+        while self.pusher.has_more or (self.grants and self.num_answered < len(self.transport.asked)):
+            events += self.look()
         return events
 
     def end(self, index: int, state: WriteState = WriteState.DONE) -> None:
@@ -141,7 +172,7 @@ def test_a_post_that_fails_is_told_to_decode_at_once() -> None:
     rank.transport.refusing = {"write"}
     key = rank.give_all(ticket_to(PEER))
     assert rank.settle() == [PushFailed(key, "r-1", "cannot write")]
-    assert rank.transport.told == [(PEER.agent_name, Failed("r-1", 1, "cannot write"))]
+    assert rank.transport.told == [(PEER.agent_name, Failed("r-1", 1, "cannot write", is_settled=False))]
 
 
 def test_a_cancelled_push_is_told_to_decode() -> None:
@@ -226,7 +257,8 @@ def test_a_long_push_starts_one_write_a_step_so_that_others_get_their_turn() -> 
     rank = Rank()
     rank.give_all(ticket_to(PEER, num_tokens=13))
     rank.give_all(ticket_to(peer_named("decode-1", "inc-9")))
-    rank.pusher.step(rank.now)
+    rank.look()  # asks for the leases
+    rank.look()
     assert sorted(rank.transport.peer_of) == [PEER.agent_name, "decode-1/inc-9"]
 
 
@@ -237,3 +269,128 @@ def test_done_rides_behind_the_last_write_and_is_not_sent_twice() -> None:
     rank.end(0)
     rank.settle()
     assert not [completion for _, completion in rank.transport.told if isinstance(completion, Done)]
+
+
+def test_a_lease_is_asked_for_at_once_and_kept_while_the_request_waits_and_computes() -> None:
+    rank = Rank()
+    key = rank.open(ticket_to(PEER))  # a lease of 30 s, the prompt takes ten minutes
+    while rank.now < 600.0:
+        assert rank.settle() == []
+        rank.now += 1.0
+    assert [request.sent_at for _, request in rank.transport.asked][:4] == [0.0, 5.0, 10.0, 15.0]
+    rank.pusher.blocks_complete(key, 0, [0])
+    rank.pusher.finish(key, 0, 0)
+    assert rank.settle() == []
+    rank.end(0)
+    assert [type(event) for event in rank.settle()] == [PushDone]
+    num_asked = len(rank.transport.asked)
+    rank.now += 60.0
+    rank.settle()
+    assert len(rank.transport.asked) == num_asked, "nothing is open, nothing is asked"
+
+
+def test_all_leases_of_a_peer_are_renewed_by_one_message() -> None:
+    rank = Rank()
+    other = peer_named("decode-1", "inc-9")
+    for generation in range(1, 101):
+        rank.open(ticket_to(PEER, generation))
+    rank.open(ticket_to(other))
+    rank.settle()
+    rank.transport.asked.clear()
+    rank.num_answered = 0
+    rank.now = 5.0
+    rank.settle()
+    assert [(name, len(request.generations)) for name, request in rank.transport.asked] == [
+        (PEER.agent_name, 100),
+        (other.agent_name, 1),
+    ]
+
+
+def test_without_an_answer_nothing_is_written_and_the_push_ends_after_a_lease() -> None:
+    rank = Rank(grants=False)
+    key = rank.give_all(ticket_to(PEER))
+    while rank.now < 29.0:
+        assert rank.settle() == []
+        rank.now += 1.0
+    assert rank.transport.handles == []
+    rank.now = 30.0
+    assert rank.settle() == [PushFailed(key, "r-1", "decode has not granted the lease for 30 s")]
+    assert not rank.pusher.awaits_lease
+
+
+def test_a_lease_that_is_not_renewed_ends_the_push() -> None:
+    rank = Rank()
+    key = rank.open(ticket_to(PEER))
+    rank.settle()
+    rank.grants = False
+    rank.now = 29.9
+    assert rank.settle() == []
+    rank.now = 30.0
+    assert rank.settle() == [PushFailed(key, "r-1", "decode has not renewed the lease for 30 s")]
+
+
+def test_a_refused_ticket_ends_the_push_at_once_and_decode_hears_of_it() -> None:
+    rank = Rank()
+    key = rank.open(ticket_to(PEER))
+    rank.settle()
+    rank.pusher.renewed(PEER.agent_name, Renewed(0.0, (), (1,)))
+    (failed,) = rank.settle()
+    assert isinstance(failed, PushFailed)
+    assert (failed.key, "no more" in failed.error) == (key, True)
+    assert [type(notice) for _, notice in rank.transport.told] == [Failed]
+
+
+@pytest.mark.parametrize(
+    ("sender", "answer"),
+    [
+        ("decode-9/inc-1", Renewed(0.0, (1,), ())),  # another rank that calls itself the same life
+        (PEER.agent_name, Renewed(1.0, (1,), ())),  # of the future
+        (PEER.agent_name, Renewed(float("nan"), (1,), ())),
+        (PEER.agent_name, Renewed(0.0, (2,), ())),  # of another ticket
+    ],
+)
+def test_an_answer_that_does_not_fit_grants_nothing(sender: str, answer: Renewed) -> None:
+    rank = Rank(grants=False)
+    rank.give_all(ticket_to(PEER))
+    rank.settle()
+    rank.pusher.renewed(sender, answer)
+    rank.settle()
+    assert rank.transport.handles == []
+
+
+def test_a_decode_rank_that_has_died_fails_its_pushes_at_the_next_heartbeat() -> None:
+    rank = Rank()
+    key = rank.open(ticket_to(PEER))
+    rank.settle()
+    rank.transport.refusing = {"notify"}
+    rank.now = 5.0
+    assert rank.settle() == [PushFailed(key, "r-1", "the connection to decode broke: cannot notify")]
+
+
+def test_a_write_that_was_too_slow_is_given_up_before_the_transport_moves_its_bytes() -> None:
+    rank = Rank()
+    rank.give_all(ticket_to(PEER))
+    rank.settle()
+    rank.now = 100.0  # this process was stopped
+    polled: list[WriteHandle] = []
+    poll = rank.transport.poll
+    rank.transport.poll = lambda handle: (polled.append(handle), poll(handle))[1]  # type: ignore[method-assign]
+    rank.look()
+    assert polled == []
+    assert rank.transport.handles[0].state is WriteState.FAILED
+
+
+def test_pushes_that_wait_cost_a_step_nothing() -> None:
+    rank = Rank()
+    for generation in range(1, 513):
+        rank.open(ticket_to(PEER, generation))
+    rank.settle()
+    looked_at: list[int] = []
+    for transfer in rank.pusher._transfers.values():
+        push = transfer.push
+        push.next_action = lambda now, push=push: looked_at.append(push.ticket.generation)  # type: ignore[method-assign]
+    rank.settle()
+    assert looked_at == []
+    rank.pusher.blocks_complete((PEER.agent_name.rpartition("/")[2], 7), 0, [0])
+    rank.settle()
+    assert looked_at == [7]

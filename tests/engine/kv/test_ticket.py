@@ -23,10 +23,9 @@ from headrace_engine.kv.ticket import (
 )
 
 
-def check(ticket: Ticket, token_ids: list[int] | None = None, request_id: str = "r-1") -> None:
+def check(ticket: Ticket, token_ids: list[int] | None = None) -> None:
     check_ticket(
         ticket,
-        request_id=request_id,
         token_ids=token_ids_of(10) if token_ids is None else token_ids,
         fingerprint="fp",
         block_size=4,
@@ -67,9 +66,9 @@ REFUSED = {
     "another fingerprint": (make_ticket(fingerprint="other"), 409, "fingerprint_mismatch"),
     "fewer tokens": (make_ticket(9), 409, "prompt_mismatch"),
     "other tokens": (make_ticket(token_hash="0" * 32), 409, "prompt_mismatch"),
-    "another request": (make_ticket(request_id="r-2"), 409, "prompt_mismatch"),
     "no incarnation": (make_ticket(incarnation=""), 400, "invalid_ticket"),
     "a foreign agent": (with_peer(agent_name="decode-0/inc-2"), 400, "invalid_ticket"),
+    "part of an incarnation": (make_ticket(incarnation="c-1"), 400, "invalid_ticket"),
     "an endless name": (with_peer(agent_name="inc-1" * 1000), 400, "invalid_ticket"),
     "no metadata": (with_peer(agent_metadata=b""), 400, "invalid_ticket"),
     "huge metadata": (with_peer(agent_metadata=bytes(1 << 20)), 400, "invalid_ticket"),

@@ -1,4 +1,4 @@
-"""The transfer agent over real NIXL between two processes: a prefill rank here, a decode rank in a child."""
+"""The transfer agent over real NIXL between two processes: one rank here, the other in a child."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from tests.engine.kv.rank_process import BLOCK_SIZE, Cache, make_agent
 from headrace_engine.core import Ticket
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.events import PushDone, PushFailed, TransferEvent
-from headrace_engine.kv.ticket import TicketError, ticket_from_json
+from headrace_engine.kv.receive import ReceiveFailed, ReceiveLost
+from headrace_engine.kv.ticket import TicketError, ticket_from_json, ticket_to_json
 from headrace_engine.kv.transfer import TransferAgent
 
 TIMEOUT_SECONDS = 20.0
 
 
-class DecodeRank:
-    """The child process and what it can be asked."""
+class ChildRank:
+    """A rank in a child process, and what it can be asked. One whose name begins with "decode" has an empty cache."""
 
     def __init__(self, name: str = "decode-0", lease_seconds: float = 30.0) -> None:
         command = [sys.executable, str(Path(rank_process.__file__)), name, uuid.uuid4().hex, str(lease_seconds)]
@@ -83,12 +84,12 @@ class DecodeRank:
 class PrefillRank:
     """The agent under test, with a cache of random bytes."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, name: str = "prefill-0", **kwargs: Any) -> None:
         self.cache = Cache(fill=0)
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(len(name))
         for array in self.cache.arrays.values():
             array[:] = generator.integers(1, 256, array.shape, dtype=np.uint8)
-        self.agent: TransferAgent = make_agent(self.cache, "prefill-0", uuid.uuid4().hex, 30.0, **kwargs)
+        self.agent: TransferAgent = make_agent(self.cache, name, uuid.uuid4().hex, 30.0, **kwargs)
 
     def event(self, seconds: float = TIMEOUT_SECONDS) -> TransferEvent | None:
         give_up_at = time.monotonic() + seconds
@@ -101,7 +102,7 @@ class PrefillRank:
     def push(
         self, ticket: Ticket, token_ids: list[int], local_blocks: list[int], local_slot: int
     ) -> TransferEvent | None:
-        key = self.agent.open_push(ticket, ticket.request_id, token_ids)
+        key = self.agent.open_push(ticket, token_ids)
         self.agent.push_blocks(key, 0, local_blocks)
         self.agent.finish_push(key, local_slot, num_cached_tokens=0)
         return self.event()
@@ -115,19 +116,19 @@ def prefill() -> Iterator[PrefillRank]:
 
 
 @pytest.fixture(scope="module")
-def decode() -> Iterator[DecodeRank]:
+def decode() -> Iterator[ChildRank]:
     """Shared by tests that leave it alive; each writes to items of its own."""
-    rank = DecodeRank()
+    rank = ChildRank()
     yield rank
     rank.close()
 
 
 @pytest.fixture
-def start_decode() -> Iterator[Callable[..., DecodeRank]]:
-    ranks: list[DecodeRank] = []
+def start_decode() -> Iterator[Callable[..., ChildRank]]:
+    ranks: list[ChildRank] = []
 
-    def start(*args: Any, **kwargs: Any) -> DecodeRank:
-        ranks.append(DecodeRank(*args, **kwargs))
+    def start(*args: Any, **kwargs: Any) -> ChildRank:
+        ranks.append(ChildRank(*args, **kwargs))
         return ranks[-1]
 
     yield start
@@ -135,12 +136,32 @@ def start_decode() -> Iterator[Callable[..., DecodeRank]]:
         rank.close()
 
 
+def wait_for_event(agent: TransferAgent) -> TransferEvent:
+    give_up_at = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < give_up_at:
+        for event in agent.poll_events():
+            return event
+        time.sleep(0.001)
+    raise AssertionError("no event has come")
+
+
+def wait_until_held(rank: PrefillRank | ChildRank) -> None:
+    """Decode has granted the leases of this rank's pushes, of which there is one at least."""
+    give_up_at = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        stats = rank.ask("stats") if isinstance(rank, ChildRank) else vars(rank.agent.stats())
+        if stats["num_pushing"] and not stats["num_without_lease"]:
+            return
+        assert time.monotonic() < give_up_at, "decode does not answer"
+        time.sleep(0.01)
+
+
 def prompt(num_tokens: int) -> list[int]:
     return list(range(7, 7 + num_tokens))
 
 
 def assert_pushed(
-    prefill: PrefillRank, decode: DecodeRank, pairs: list[tuple[int, int]], slots: tuple[int, int]
+    prefill: PrefillRank, decode: ChildRank, pairs: list[tuple[int, int]], slots: tuple[int, int]
 ) -> None:
     for group in ("entries", "keys"):
         for local, remote in pairs:
@@ -149,11 +170,11 @@ def assert_pushed(
         np.testing.assert_array_equal(decode.read(group, slots[1]), prefill.cache.arrays[group][slots[0]])
 
 
-def test_blocks_and_state_arrive_before_the_completion(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_blocks_and_state_arrive_before_the_completion(prefill: PrefillRank, decode: ChildRank) -> None:
     token_ids = prompt(4 * BLOCK_SIZE + 3)
     remote = [9, 3, 4, 5, 40]  # partly contiguous
     ticket = decode.issue("r-1", token_ids, remote, slot=2)
-    key = prefill.agent.open_push(ticket, "r-1", token_ids)
+    key = prefill.agent.open_push(ticket, token_ids)
     prefill.agent.push_blocks(key, 0, [0, 1, 2])  # a first chunk
     prefill.agent.push_blocks(key, 3, [10, 7])
     prefill.agent.finish_push(key, local_slot=5, num_cached_tokens=16)
@@ -172,7 +193,7 @@ def test_blocks_and_state_arrive_before_the_completion(prefill: PrefillRank, dec
     assert decode.ask("stats")["num_expected"] == 0
 
 
-def test_blocks_that_decode_holds_are_not_overwritten(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_blocks_that_decode_holds_are_not_overwritten(prefill: PrefillRank, decode: ChildRank) -> None:
     token_ids = prompt(3 * BLOCK_SIZE)
     ticket = decode.issue("r-held", token_ids, [20, 21, 22], slot=0, held=2 * BLOCK_SIZE)
     assert isinstance(prefill.push(ticket, token_ids, [1, 2, 3], 0), PushDone)
@@ -182,7 +203,7 @@ def test_blocks_that_decode_holds_are_not_overwritten(prefill: PrefillRank, deco
     assert_pushed(prefill, decode, [(3, 22)], slots=(0, 0))
 
 
-def test_a_one_token_prompt_ships_only_its_completion(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_a_one_token_prompt_ships_only_its_completion(prefill: PrefillRank, decode: ChildRank) -> None:
     ticket = decode.issue("r-one", [5], [], slot=3)
     done = prefill.push(ticket, [5], [], 0)
     assert isinstance(done, PushDone)
@@ -191,10 +212,10 @@ def test_a_one_token_prompt_ships_only_its_completion(prefill: PrefillRank, deco
     assert not decode.read("window", 3).any()
 
 
-def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(prefill: PrefillRank, decode: ChildRank) -> None:
     token_ids = prompt(3 * BLOCK_SIZE)
     ticket = decode.issue("r-cancel", token_ids, [11, 12, 13], slot=0)
-    key = prefill.agent.open_push(ticket, "r-cancel", token_ids)
+    key = prefill.agent.open_push(ticket, token_ids)
     prefill.agent.push_blocks(key, 0, [1])
     prefill.agent.cancel_push(key, "the client left")
     prefill.agent.push_blocks(key, 1, [2, 3])
@@ -210,14 +231,15 @@ def test_a_cancelled_push_tells_decode_and_starts_no_more_writes(prefill: Prefil
 
 
 def test_blocks_of_an_aborted_request_are_not_reused_while_prefill_may_write(
-    prefill: PrefillRank, decode: DecodeRank
+    prefill: PrefillRank, decode: ChildRank
 ) -> None:
     pool = BlockPool(num_blocks=4, num_slots=1, block_size=BLOCK_SIZE, needs_snapshots=False)
     blocks, slot = pool.allocate_blocks(3), pool.allocate_slot()
     token_ids = prompt(3 * BLOCK_SIZE)
     ticket = decode.issue("r-gone", token_ids, blocks, slot)
-    key = prefill.agent.open_push(ticket, "r-gone", token_ids)
+    key = prefill.agent.open_push(ticket, token_ids)
     prefill.agent.push_blocks(key, 0, [4, 5])
+    wait_until_held(prefill)
 
     decode.ask("abandon", generation=ticket.generation)  # the client has left, prefill does not know
     pool.quarantine(ticket.generation, blocks, slot)
@@ -232,33 +254,115 @@ def test_blocks_of_an_aborted_request_are_not_reused_while_prefill_may_write(
     assert_pushed(prefill, decode, list(zip([4, 5, 6], blocks, strict=True)), slots=(1, slot))
 
 
-def test_no_write_starts_after_the_lease(prefill: PrefillRank, start_decode: Callable[..., DecodeRank]) -> None:
-    decode = start_decode(lease_seconds=0.3)
+def test_a_prompt_may_take_many_leases(prefill: PrefillRank, start_decode: Callable[..., ChildRank]) -> None:
+    decode = start_decode("decode-patient", lease_seconds=1.5)
     token_ids = prompt(2 * BLOCK_SIZE)
-    ticket = decode.issue("r-late", token_ids, [0, 1], slot=0)
-    key = prefill.agent.open_push(ticket, "r-late", token_ids)
-    failed = prefill.event()  # without any call in between: the lease itself ends the push
-    assert isinstance(failed, PushFailed)
-    assert "lease of 0.3 s is past" in failed.error
-    prefill.agent.push_blocks(key, 0, [1, 2])
+    ticket = decode.issue("r-long", token_ids, [0, 1], slot=0)
+    key = prefill.agent.open_push(ticket, token_ids)
+    time.sleep(2.0)  # in the queue
+    prefill.agent.push_blocks(key, 0, [1])
+    time.sleep(2.0)  # computing
+    prefill.agent.push_blocks(key, 1, [2])
     prefill.agent.finish_push(key, 0, 0)
-    event = decode.event()
-    assert event["type"] == "ReceiveFailed"
-    assert "lease" in event["error"]
-    assert not decode.read("entries", 0).any()
+    assert isinstance(prefill.event(), PushDone)
+    assert decode.event()["type"] == "Received"
+    assert_pushed(prefill, decode, [(1, 0), (2, 1)], slots=(0, 0))
 
 
-def test_a_ticket_is_good_for_one_push(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_a_frozen_prefill_rank_costs_the_request_one_lease_and_writes_nothing_when_it_thaws(
+    start_decode: Callable[..., ChildRank],
+) -> None:
+    cache = rank_process.Cache(fill=0)
+    decode = make_agent(cache, "decode-here", uuid.uuid4().hex, 1.5, write_timeout_seconds=0.2)
+    try:
+        frozen = start_decode("prefill-frozen")
+        token_ids = prompt(2 * BLOCK_SIZE)
+        ticket = decode.issue_ticket("r-frozen", token_ids, 0, [0, 1], 0)
+        key = frozen.ask("open", ticket=ticket_to_json(ticket).decode(), token_ids=token_ids)
+        time.sleep(2.5)
+        assert decode.poll_events() == [], "the lease is kept while it lives"
+        os.kill(frozen.process.pid, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        lost = wait_for_event(decode)
+        assert isinstance(lost, ReceiveLost)
+        assert "not renewed" in lost.error
+        assert time.monotonic() - stopped_at < 3.0
+        os.kill(frozen.process.pid, signal.SIGCONT)
+        frozen.ask("push", key=key, first=0, blocks=[1, 2])
+        frozen.ask("finish", key=key, slot=0)
+        assert frozen.event()["type"] == "PushFailed"
+        failed = wait_for_event(decode)  # it says so itself: the blocks need not wait for bytes to land
+        assert isinstance(failed, ReceiveFailed)
+        assert time.monotonic() - stopped_at < 5.2  # the slack alone is 5 s
+        assert not cache.arrays["entries"].any()
+    finally:
+        decode.close()
+
+
+def test_a_dead_prefill_rank_costs_the_request_one_lease(start_decode: Callable[..., ChildRank]) -> None:
+    decode = make_agent(rank_process.Cache(fill=0), "decode-here", uuid.uuid4().hex, 1.0)
+    try:
+        doomed = start_decode("prefill-doomed")
+        ticket = decode.issue_ticket("r-dead", prompt(BLOCK_SIZE), 0, [0], 0)
+        doomed.ask("open", ticket=ticket_to_json(ticket).decode(), token_ids=prompt(BLOCK_SIZE))
+        wait_until_held(doomed)
+        doomed.process.kill()
+        doomed.process.wait()
+        killed_at = time.monotonic()
+        assert isinstance(wait_for_event(decode), ReceiveLost)
+        assert time.monotonic() - killed_at < 3.0
+    finally:
+        decode.close()
+
+
+def test_decode_takes_a_ticket_back_from_a_prefill_rank_that_does_not_know(
+    prefill: PrefillRank, start_decode: Callable[..., ChildRank]
+) -> None:
+    decode = start_decode("decode-leaving", lease_seconds=6.0)
+    token_ids = prompt(2 * BLOCK_SIZE)
+    ticket = decode.issue("r-left", token_ids, [0, 1], slot=0)
+    prefill.agent.open_push(ticket, token_ids)
+    wait_until_held(prefill)
+    decode.ask("abandon", generation=ticket.generation)
+    failed = prefill.event()  # at its next heartbeat, without a word over HTTP
+    assert isinstance(failed, PushFailed)
+    assert "wants this ticket's KV no more" in failed.error
+    assert decode.event()["type"] == "ReceiveFailed"
+
+
+def test_a_replayed_ticket_writes_nothing_and_does_not_disturb_the_first_rank(
+    prefill: PrefillRank, decode: ChildRank
+) -> None:
+    other = PrefillRank(name="prefill-other")
+    try:
+        token_ids = prompt(2 * BLOCK_SIZE)
+        ticket = decode.issue("r-twice", token_ids, [50, 51], slot=4)
+        key = prefill.agent.open_push(ticket, token_ids)
+        prefill.agent.push_blocks(key, 0, [1])
+        wait_until_held(prefill)
+        replayed = other.push(ticket, token_ids, [5, 6], 1)
+        assert isinstance(replayed, PushFailed)
+        assert "another prefill rank" in replayed.error
+        prefill.agent.push_blocks(key, 1, [2])
+        prefill.agent.finish_push(key, 0, 0)
+        assert isinstance(prefill.event(), PushDone)
+        assert decode.event()["type"] == "Received"
+        assert_pushed(prefill, decode, [(1, 50), (2, 51)], slots=(0, 4))
+    finally:
+        other.agent.close()
+
+
+def test_a_ticket_is_good_for_one_push(prefill: PrefillRank, decode: ChildRank) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     ticket = decode.issue("r-replay", token_ids, [0, 1], slot=0)
     assert isinstance(prefill.push(ticket, token_ids, [1, 2], 0), PushDone)
     with pytest.raises(TicketError, match="used before") as refused:
-        prefill.agent.open_push(ticket, "r-replay", token_ids)
+        prefill.agent.open_push(ticket, token_ids)
     assert (refused.value.error.status, refused.value.error.code) == (409, "stale_ticket")
 
 
 def test_a_killed_peer_fails_the_push_at_once_and_its_next_life_works(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
+    prefill: PrefillRank, start_decode: Callable[..., ChildRank]
 ) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     first = start_decode("decode-restarted")
@@ -277,7 +381,7 @@ def test_a_killed_peer_fails_the_push_at_once_and_its_next_life_works(
 
 
 def test_a_peer_that_restarts_between_two_pushes_is_replaced(
-    prefill: PrefillRank, start_decode: Callable[..., DecodeRank]
+    prefill: PrefillRank, start_decode: Callable[..., ChildRank]
 ) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     for _life in range(2):
@@ -292,15 +396,16 @@ def test_a_peer_that_restarts_between_two_pushes_is_replaced(
 
 
 def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
-    start_decode: Callable[..., DecodeRank],
+    start_decode: Callable[..., ChildRank],
 ) -> None:
     prefill = PrefillRank(write_timeout_seconds=1.5)
     token_ids = prompt(2 * BLOCK_SIZE)
     frozen, alive = start_decode("decode-frozen"), start_decode("decode-alive")
     assert isinstance(prefill.push(frozen.issue("r-1", token_ids, [0, 1], 0), token_ids, [1, 2], 0), PushDone)
     ticket = frozen.issue("r-2", token_ids, [0, 1], 0)
+    key = prefill.agent.open_push(ticket, token_ids)
+    wait_until_held(prefill)
     os.kill(frozen.process.pid, signal.SIGSTOP)
-    key = prefill.agent.open_push(ticket, "r-2", token_ids)
     prefill.agent.push_blocks(key, 0, [1, 2])
     prefill.agent.finish_push(key, 0, 0)
     done = prefill.push(alive.issue("r-3", token_ids, [0, 1], 0), token_ids, [1, 2], 0)
@@ -316,7 +421,7 @@ def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     prefill.agent.close()
 
 
-def test_damaged_metadata_fails_the_push_and_spoils_nothing(prefill: PrefillRank, decode: DecodeRank) -> None:
+def test_damaged_metadata_fails_the_push_and_spoils_nothing(prefill: PrefillRank, decode: ChildRank) -> None:
     token_ids = prompt(2 * BLOCK_SIZE)
     ticket = decode.issue("r-bad", token_ids, [0, 1], 0)
     metadata = bytearray(ticket.peer.agent_metadata)
@@ -331,11 +436,11 @@ def test_damaged_metadata_fails_the_push_and_spoils_nothing(prefill: PrefillRank
     assert isinstance(prefill.push(good, token_ids, [1, 2], 0), PushDone)
 
 
-def test_closing_tells_decode_about_open_pushes(start_decode: Callable[..., DecodeRank]) -> None:
+def test_closing_tells_decode_about_open_pushes(start_decode: Callable[..., ChildRank]) -> None:
     decode, leaving = start_decode(), PrefillRank()
     token_ids = prompt(2 * BLOCK_SIZE)
     ticket = decode.issue("r-drain", token_ids, [0, 1], 0)
-    leaving.agent.open_push(ticket, "r-drain", token_ids)
+    leaving.agent.open_push(ticket, token_ids)
     leaving.agent.close()
     event = decode.event()
     assert (event["type"], event["error"]) == ("ReceiveFailed", "the prefill engine is shutting down")

@@ -39,7 +39,7 @@ def test_the_rank_loop_is_woken_for_each_side_of_a_push() -> None:
     try:
         token_ids = list(range(BLOCK_SIZE + 1))
         ticket = decode.issue_ticket("r-1", token_ids, 0, [5], 2)
-        key = prefill.open_push(ticket, "r-1", token_ids)
+        key = prefill.open_push(ticket, token_ids)
         prefill.push_blocks(key, 0, [1])
         prefill.finish_push(key, 0, 16)
         assert wakes.acquire(timeout=TIMEOUT_SECONDS)
@@ -54,14 +54,25 @@ def test_the_rank_loop_is_woken_for_each_side_of_a_push() -> None:
         decode.close()
 
 
-def test_a_ticket_that_no_prefill_ever_takes_fails_once_no_write_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MAX_DELIVERY_SECONDS", 0.1)
-    agent = make_agent(Cache(fill=1), "decode-0", "inc", lease_seconds=0.1, write_timeout_seconds=0.1)
+def test_a_ticket_that_no_prefill_ever_takes_fails_after_a_lease() -> None:
+    agent = make_agent(Cache(fill=1), "decode-0", "inc", lease_seconds=0.3)
     try:
         started = time.monotonic()
         agent.issue_ticket("r-1", list(range(BLOCK_SIZE)), 0, [5], 2)
-        assert isinstance(wait_for_event(agent), ReceiveFailed)
+        event = wait_for_event(agent)
+        assert isinstance(event, ReceiveFailed)
+        assert "no prefill engine has taken the ticket" in event.error
         assert time.monotonic() - started >= 0.3
+    finally:
+        agent.close()
+
+
+def test_a_ticket_that_nobody_took_is_over_as_soon_as_its_request_is() -> None:
+    agent = make_agent(Cache(fill=1), "decode-0", "inc", lease_seconds=300.0)
+    try:
+        ticket = agent.issue_ticket("r-1", list(range(BLOCK_SIZE)), 0, [5], 2)
+        agent.abandon(ticket.generation)
+        assert isinstance(wait_for_event(agent), ReceiveFailed)
     finally:
         agent.close()
 
