@@ -44,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     cache_dtype: str = "auto"
     max_batch_tokens: int = 2048
+    max_mixed_tokens: int = 256
     max_sequences: int = 64
     max_waiting: int = 512
     num_blocks: int = 0
@@ -127,6 +128,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("max_model_len", 0, 1 << 24),
     ("block_size", 0, 1 << 16),
     ("max_batch_tokens", 1, 1 << 20),
+    ("max_mixed_tokens", 1, 1 << 20),
     ("max_sequences", 1, 1 << 16),
     ("max_waiting", 1, 1 << 20),
     ("num_blocks", 0, 1 << 22),
@@ -172,6 +174,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "block_size", "tokens of a cache block; 0: 256, or the model's next multiple", type=int, metavar="N")
     _add(limits, "num_blocks", "cache blocks of a rank; 0: what is of use and fits", type=int, metavar="N")
     _add(limits, "max_batch_tokens", "tokens of one step of a rank", type=int, metavar="N")
+    _add(limits, "max_mixed_tokens", "of which prompts take so many while others generate", type=int, metavar="N")
     _add(limits, "max_sequences", "requests that a rank runs at once", type=int, metavar="N")
     _add(limits, "max_waiting", "requests that may queue for a rank", type=int, metavar="N")
     _add(

@@ -30,6 +30,7 @@ class Agreement:
 
     must_run: bool  # some rank has tokens: everyone runs the forward
     may_leave: bool  # every rank wants to leave
+    any_generates: bool  # some rank has an answer under way
     idle_wait_seconds: float  # how long to wait for messages before the next agreement, if nothing is to run
 
 
@@ -38,10 +39,10 @@ class StepGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.process_group = group
-        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._flags = torch.zeros(4, dtype=torch.int32)
         self._num_idle = 0
 
-    def agree(self, *, has_work: bool, was_woken: bool, wants_to_leave: bool) -> Agreement:
+    def agree(self, *, has_work: bool, was_woken: bool, wants_to_leave: bool, generates: bool) -> Agreement:
         """A collective. `was_woken`: a message has come since the last agreement.
 
         A group that was just woken waits briefly only: the message that brings the work to one rank may arrive later
@@ -50,18 +51,19 @@ class StepGroup:
         self._flags[0] = int(has_work)
         self._flags[1] = int(was_woken)
         self._flags[2] = int(not wants_to_leave)
+        self._flags[3] = int(generates)
         dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self.process_group)
-        any_work, any_woken, any_stays = self._flags.tolist()
+        any_work, any_woken, any_stays, any_generates = self._flags.tolist()
         self._num_idle = 0 if any_work or any_woken else self._num_idle + 1
         wait = min(IDLE_BEAT_SECONDS, FIRST_IDLE_WAIT_SECONDS * 2 ** min(self._num_idle, 16))
-        return Agreement(bool(any_work), not any_stays, wait)
+        return Agreement(bool(any_work), not any_stays, bool(any_generates), wait)
 
     def close(self) -> None:
         dist.destroy_process_group()
 
 
 def join(host: str, port: int, rank: int, num_ranks: int) -> StepGroup:
-    """Meet the other ranks at rank 0's store and form the group. Raises TimeoutError or RuntimeError."""
+    """Meet the other ranks at rank 0's store and form the group. Raises OSError (a port in use, or TimeoutError)."""
     store = _connect_store(host, port, rank, num_ranks)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=RENDEZVOUS_SECONDS)
@@ -86,7 +88,9 @@ def _connect_store(host: str, port: int, rank: int, num_ranks: int) -> TCPStore:
                 wait_for_workers=False,
             )
         except (RuntimeError, dist.DistError) as error:
-            if rank == 0 or time.monotonic() > deadline:
+            if rank == 0:
+                raise OSError(f"rendezvous port {port}: cannot listen: {error}") from error
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"rank {rank} cannot reach the group's store at {host}:{port}: {error}") from error
             log.info("waiting for the group's store at %s:%d (%.0f s left)", host, port, deadline - time.monotonic())
             time.sleep(1)

@@ -32,7 +32,7 @@ from headrace_engine.messages import (
     TicketReady,
     Tokens,
     ToRank,
-    Wake,
+    Welcome,
 )
 from headrace_engine.runner import Runner
 from headrace_engine.scheduler import Scheduler
@@ -70,6 +70,7 @@ class RankLoop:
         self._num_steps = 0
         self._is_leaving = False
         self._was_woken = False
+        self._group_generates = False
         self._idle_wait_seconds = 0.0
         self._last_state: RankState | None = None
         self._last_state_at = 0.0
@@ -86,7 +87,7 @@ class RankLoop:
         if self._transfers is not None:
             self._items += self._transfers.poll()
         now = time.monotonic()
-        step = self._scheduler.schedule(now)
+        step = self._scheduler.schedule(now, others_generate=self._group_generates)
         self._runner.copy_slots(step.slot_copies)
         self._act()
         must_run, may_leave = self._agree(bool(step.rows))
@@ -109,9 +110,13 @@ class RankLoop:
             return has_work, wants_to_leave
         # A rank that waits for KV keeps the whole group attentive: its work can start at any moment.
         agreement = self._group.agree(
-            has_work=has_work, was_woken=self._was_woken or not self._scheduler.is_empty, wants_to_leave=wants_to_leave
+            has_work=has_work,
+            was_woken=self._was_woken or not self._scheduler.is_empty,
+            wants_to_leave=wants_to_leave,
+            generates=self._scheduler.generates,
         )
         self._was_woken = False
+        self._group_generates = agreement.any_generates
         if not agreement.must_run:
             self._idle_wait_seconds = agreement.idle_wait_seconds
         return agreement.must_run, agreement.may_leave
@@ -125,7 +130,8 @@ class RankLoop:
                 wait = min(wait, WAITING_SECONDS)
             self._control.wait(wait)
         for message in self._control.receive():
-            self._was_woken = True
+            # A Welcome is only the leader's beat. It must not hide the Wake that came with it.
+            self._was_woken |= not isinstance(message, Welcome)
             self._handle(message)
 
     def _handle(self, message: ToRank) -> None:
@@ -135,8 +141,6 @@ class RankLoop:
             self._scheduler.abort(message.request_id)
         elif isinstance(message, Shutdown):
             self._is_leaving = True
-        elif not isinstance(message, Wake):
-            self._was_woken = False  # a Welcome is the leader's beat
 
     def _add(self, message: Add) -> None:
         request = message.request

@@ -146,6 +146,7 @@ def _scheduler(config: EngineConfig, model: Model, plan: CachePlan) -> Scheduler
     pool = BlockPool(plan.num_blocks, plan.num_slots, plan.block_size, needs_snapshots=has_snapshots)
     limits = SchedulerLimits(
         max_batch_tokens=config.max_batch_tokens,
+        max_mixed_tokens=config.max_mixed_tokens,
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
         max_model_len=plan.max_model_len,

@@ -1,7 +1,8 @@
 """Which sequences compute how many tokens in the next step of one rank. Pure: no torch, no clock, no sockets.
 
 * Continuous batching: each step takes one token of every generating sequence, then chunks of prompts, in the order of
-  admission, until `max_batch_tokens` are used.
+  admission, until `max_batch_tokens` are used. While any sequence of the group generates, prompts get at most
+  `max_mixed_tokens` of a step, so that a long prompt never stops the answers of others for long.
 * Admission is first come, first served, and takes blocks for all tokens known so far, so that a prompt never stops half
   way for want of blocks. Generating sequences grow block by block; when none is left, the sequence admitted last gives
   up its blocks and recomputes later (it goes to the head of the queue).
@@ -43,6 +44,7 @@ from headrace_engine.sequence import (
 @dataclass(frozen=True)
 class SchedulerLimits:
     max_batch_tokens: int  # tokens of one step
+    max_mixed_tokens: int  # of which prompts may take so many while others generate
     max_sequences: int  # that hold blocks at the same time
     max_waiting: int  # requests that may queue for blocks
     max_model_len: int  # tokens of prompt and generation together
@@ -76,6 +78,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def generates(self) -> bool:
+        """Whether an answer is under way: a client waits for the next token of one whose first it has."""
+        return any(sequence.num_generated and sequence.leg is not Leg.PREFILL for sequence in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -171,8 +178,11 @@ class Scheduler:
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> Step:
-        """Choose the rows of the next step. `commit` must follow before the next call."""
+    def schedule(self, now: float, *, others_generate: bool = False) -> Step:
+        """Choose the rows of the next step. `commit` must follow before the next call.
+
+        others_generate: another rank's answers wait for this step to end as well.
+        """
         self._expire(now)
         rows: list[Row] = []
         budget = self.limits.max_batch_tokens
@@ -183,6 +193,8 @@ class Scheduler:
             elif budget and sequence.status is Status.RUNNING and self._grow(sequence):
                 rows.append(Row(sequence, 1, True))
                 budget -= 1
+        if rows or others_generate:
+            budget = min(budget, self.limits.max_mixed_tokens)
         for sequence in prefilling:
             if budget and sequence.status is Status.RUNNING:
                 budget -= self._add_chunk(rows, sequence, budget)

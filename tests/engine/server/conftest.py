@@ -110,7 +110,7 @@ async def engine(
     failures: list[str] = []
     frontend = Frontend(config, failures.append)
     frontend.start()
-    limits = SchedulerLimits(64, 8, max_waiting, MAX_MODEL_LEN, frozenset({EOS}))
+    limits = SchedulerLimits(64, 64, 8, max_waiting, MAX_MODEL_LEN, frozenset({EOS}))
     scheduler = Scheduler(limits, BlockPool(NUM_BLOCKS, 16, BLOCK), has_snapshots=True)
     rank = _Rank(control_port, scheduler, 8, step_seconds)
     rank.start()

@@ -26,7 +26,7 @@ class Engine:
         model = ToyModel(BLOCK)
         num_slots = 2 * max_sequences
         pool = BlockPool(num_blocks, num_slots, BLOCK)
-        limits = SchedulerLimits(max_batch_tokens, max_sequences, 100, 64, frozenset({EOS}))
+        limits = SchedulerLimits(max_batch_tokens, max_batch_tokens, max_sequences, 100, 64, frozenset({EOS}))
         self.scheduler = Scheduler(limits, pool, has_snapshots=True)
         self.runner = Runner(
             model,

@@ -28,12 +28,15 @@ def make(
     num_blocks: int = 16,
     block_size: int = 4,
     max_batch_tokens: int = 64,
+    max_mixed_tokens: int = 64,
     max_sequences: int = 8,
     max_waiting: int = 8,
     snapshots: bool = True,
     max_model_len: int = 64,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_batch_tokens, max_sequences, max_waiting, max_model_len, frozenset({EOS}))
+    limits = SchedulerLimits(
+        max_batch_tokens, max_mixed_tokens, max_sequences, max_waiting, max_model_len, frozenset({EOS})
+    )
     num_slots = max_sequences * (2 if snapshots else 1)
     pool = BlockPool(num_blocks, num_slots, block_size, needs_snapshots=snapshots)
     return Scheduler(limits, pool, has_snapshots=snapshots)
@@ -74,6 +77,26 @@ def test_generating_sequences_come_before_prompts_and_the_budget_is_kept() -> No
     assert shape(scheduler) == [("a", 2, True), ("b", 1, False)]
     assert shape(scheduler) == [("a", 1, True), ("b", 2, False)]
     assert shape(scheduler) == [("a", 1, True), ("b", 2, True)]
+
+
+def test_while_others_generate_prompts_come_in_small_pieces() -> None:
+    scheduler = make(max_batch_tokens=16, max_mixed_tokens=2, snapshots=False)
+    scheduler.add(request("long", 20, max_tokens=1), 0)
+    assert shape(scheduler) == [("long", 16, False)], "nobody waits"
+    assert not scheduler.generates
+    scheduler.add(request("a", 2, max_tokens=3), 0)
+    assert shape(scheduler) == [("long", 4, True), ("a", 2, True)]
+    assert scheduler.generates
+    scheduler.add(request("next", 9, max_tokens=1), 0)
+    assert shape(scheduler) == [("a", 1, True), ("next", 2, False)]
+    assert shape(scheduler) == [("a", 1, True), ("next", 2, False)]
+    assert shape(scheduler) == [("next", 5, True)]
+
+
+def test_another_ranks_answers_keep_the_pieces_small_too() -> None:
+    scheduler = make(max_batch_tokens=16, max_mixed_tokens=2, snapshots=False)
+    scheduler.add(request("long", 20), 0)
+    assert [row.num_tokens for row in scheduler.schedule(0, others_generate=True).rows] == [2]
 
 
 def test_a_second_request_reuses_the_blocks_and_a_copy_of_the_state() -> None:
