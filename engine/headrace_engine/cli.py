@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -94,6 +95,9 @@ def _bench_transfer(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    # Until the pod takes over: the first process of a container does not even die of a signal that has no handler.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     try:
         config = config_from(arguments)
     except ConfigError as error:
@@ -104,6 +108,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         family, seed = parse_tiny(config.tiny)
         _write_tiny(Path(directory), family, seed)
         return _run_pod(msgspec.structs.replace(config, model=directory))
+
+
+def _leave(*_: object) -> None:
+    """Told to end before anything has started: there is nothing to drain."""
+    raise SystemExit(0)
 
 
 def _run_pod(config: EngineConfig) -> int:
