@@ -20,7 +20,6 @@ from headrace_engine.core import EngineRequest, Leg, RequestError, SamplingParam
 from headrace_engine.messages import (
     Abort,
     Add,
-    Batch,
     Failed,
     FromRank,
     Hello,
@@ -50,6 +49,7 @@ class Frontend:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
         self.ranks = [RankView(rank) for rank in range(config.data)]
+        self._greeted: dict[bytes, RankView] = {}  # ranks that have said Hello, by the name of their connection
         self._handles: dict[str, RequestHandle] = {}
         self._last_placed = -1
         self._num_requests = 0
@@ -213,13 +213,17 @@ class Frontend:
             self._take(identity, message)
 
     def _take(self, identity: bytes, message: FromRank) -> None:
-        if isinstance(message, Batch):
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+            return
+        view = self._greeted.get(identity)
+        if view is None:
+            log.warning("dropped a message from %r, which has not said Hello", identity)
+        elif isinstance(message, RankState):
+            view.state = message
+        else:
             for item in message.items:
                 self._deliver(item)
-        elif isinstance(message, RankState):
-            self.ranks[message.rank].state = message
-        else:
-            self._greet(identity, message)
 
     def _deliver(self, item: Item) -> None:
         handle = self._handles.get(item.request_id)
@@ -246,6 +250,7 @@ class Frontend:
             self.fail(f"rank {hello.rank} has another KV fingerprint than the others: are the models the same?")
             return
         view.hello = hello
+        self._greeted[identity] = view
         self._send(hello.rank, Welcome())
         num_ready = sum(other.hello is not None for other in self.ranks)
         log.info("rank %d is ready (%d of %d)", hello.rank, num_ready, len(self.ranks))

@@ -36,6 +36,7 @@ class Answer:
     tokenizer: Tokenizer
     stops: Sequence[str]
     usage: Usage
+    is_awaited: bool = True  # neither its last delta nor its error has come
     _detokenizer: Detokenizer = field(init=False)
     _matcher: StopMatcher = field(init=False)
 
@@ -63,6 +64,7 @@ class Answer:
         pieces: list[str] = []
         for item in items:
             if isinstance(item, Failed):
+                self.is_awaited = False
                 raise ApiError(item.error)
             if not isinstance(item, Tokens):
                 continue  # a ticket, which the leg has dealt with
@@ -71,6 +73,7 @@ class Answer:
             if delta.finish_reason is not None:
                 break
         delta.text = "".join(pieces)
+        self.is_awaited = delta.finish_reason is None
         return delta
 
     def _take_tokens(self, item: Tokens, delta: Delta, pieces: list[str]) -> None:

@@ -70,10 +70,22 @@ class Server:
         return await self._serve(request, is_chat=True)
 
     async def _serve(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        arrived_at = time.perf_counter()
         leg = self._leg(request)
-        raw = await request.read()
+        try:
+            raw = await request.read()
+        except web.RequestPayloadError as error:
+            raise bad_request(f"the body cannot be read: {error}") from None
         card = ModelCard(self._config.served_model_name, self._vocab_size, self._frontend.max_model_len)
-        job = await read_job(raw, is_chat=is_chat, label=request[_ID], leg=leg, card=card, tokenizer=self._tokenizer)
+        job = await read_job(
+            raw,
+            is_chat=is_chat,
+            label=request[_ID],
+            leg=leg,
+            card=card,
+            tokenizer=self._tokenizer,
+            arrived_at=arrived_at,
+        )
         if leg is Leg.DECODE:
             return await self._legs.decode(request, job)
         if leg is Leg.PREFILL:

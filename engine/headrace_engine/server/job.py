@@ -48,9 +48,12 @@ class Job:
     is_stream: bool
     format: Format
     ticket: Ticket | None
+    arrived_at: float  # on time.perf_counter's clock
 
 
-async def read_job(raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, tokenizer: Tokenizer) -> Job:
+async def read_job(
+    raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, tokenizer: Tokenizer, arrived_at: float
+) -> Job:
     """Raises ApiError for whatever is wrong with the request."""
     body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
     if body.model != card.name:
@@ -75,7 +78,7 @@ async def read_job(raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: Mod
         with_usage=bool(options and options.include_usage),
         with_running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-    return Job(label, prompts, samplings, stops, is_stream, output, ticket)
+    return Job(label, prompts, samplings, stops, is_stream, output, ticket, arrived_at)
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:
@@ -100,18 +103,21 @@ async def _encode(body: ChatBody | CompletionBody, card: ModelCard, tokenizer: T
         if sum(map(len, pieces)) > _LONG_TEXT:
             return [await asyncio.to_thread(chat.encode, pieces, tokenizer)]
         return [chat.encode(pieces, tokenizer)]
-    prompts = []
-    for prompt in prompts_of(body):
-        if isinstance(prompt, str):
-            is_long = len(prompt) > _LONG_TEXT
-            token_ids = await asyncio.to_thread(tokenizer.encode, prompt) if is_long else tokenizer.encode(prompt)
-        else:
-            token_ids = prompt
+    given = prompts_of(body)
+    if sum(len(prompt) for prompt in given if isinstance(prompt, str)) > _LONG_TEXT:
+        prompts = await asyncio.to_thread(_encode_texts, given, tokenizer)
+    else:
+        prompts = _encode_texts(given, tokenizer)
+    for prompt, token_ids in zip(given, prompts, strict=True):
+        if not isinstance(prompt, str):
             _check_ids(token_ids, card)
         if not token_ids:
             raise bad_request("the prompt is empty", "prompt")
-        prompts.append(token_ids)
     return prompts
+
+
+def _encode_texts(prompts: list[str | list[int]], tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def _check_ids(token_ids: list[int], card: ModelCard) -> None:

@@ -77,7 +77,7 @@ class Legs:
         async with self._answers(job, Leg.DECODE) as answers:
             first, *rest = await answers[0].handle.next()
             if isinstance(first, Failed):
-                raise ApiError(first.error)
+                answers[0].take([first])  # raises its error
             assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
             stream = EventStream(request)
             await stream.write(event("ticket", ticket_to_json(first.ticket)))
@@ -117,20 +117,22 @@ class Legs:
             yield answers
         finally:
             for answer in answers:
+                if answer.is_awaited:
+                    self._metrics.aborted(answer.handle.rank)
                 answer.handle.close()
 
     async def _collect(self, job: Job, answers: list[Answer], begun: Sequence[Sequence[Item]]) -> bytes:
         """The whole answer's body. Raises ApiError."""
         choices = await _all(
             [
-                self._choice(answer, prompt, items)
+                self._choice(job, answer, prompt, items)
                 for answer, prompt, items in zip(answers, job.prompts, begun, strict=True)
             ]
         )
         return job.format.body(choices, [answer.usage for answer in answers])
 
-    async def _choice(self, answer: Answer, prompt: list[int], begun: Sequence[Item]) -> Choice:
-        timer = self._metrics.request(answer.handle.rank)
+    async def _choice(self, job: Job, answer: Answer, prompt: list[int], begun: Sequence[Item]) -> Choice:
+        timer = self._metrics.request(answer.handle.rank, job.arrived_at)
         pieces: list[str] = []
         token_ids: list[int] = []
         async for delta in answer.deltas(begun):
@@ -160,7 +162,7 @@ class Legs:
     async def _stream_choice(
         self, job: Job, index: int, answer: Answer, stream: EventStream, begun: Sequence[Item]
     ) -> None:
-        timer: RequestTimer = self._metrics.request(answer.handle.rank)
+        timer: RequestTimer = self._metrics.request(answer.handle.rank, job.arrived_at)
         head = job.format.first_chunk(index, job.prompts[index])
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))
@@ -177,7 +179,7 @@ async def _all(coroutines: list) -> list:  # type: ignore[type-arg]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except* ApiError as errors:
+    except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]

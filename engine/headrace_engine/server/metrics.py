@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headrace_engine.core import FinishReason
 from headrace_engine.messages import RankState
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Usage
@@ -59,7 +60,10 @@ class Metrics:
             "vllm:prompt_tokens_cached", "Prompt tokens found in a prefix cache.", _LABELS, registry=self._registry
         )
         self._success = Counter(
-            "vllm:request_success", "Requests that ended well.", (*_LABELS, "finished_reason"), registry=self._registry
+            "vllm:request_success",
+            "Requests that ended without an error; abort: given up, as its client has left.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
         )
         self._failed = Counter(
             "headrace:request_failures",
@@ -71,8 +75,13 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
 
-    def request(self, rank: int) -> RequestTimer:
-        return RequestTimer(self, self._model_name, str(rank))
+    def request(self, rank: int, arrived_at: float) -> RequestTimer:
+        """arrived_at: of the HTTP request, on `time.perf_counter`'s clock."""
+        return RequestTimer(self, self._model_name, str(rank), arrived_at)
+
+    def aborted(self, rank: int) -> None:
+        """Nobody waits for the rest of an answer any more: mostly its client has left."""
+        self._success.labels(self._model_name, str(rank), FinishReason.ABORT.value).inc()
 
     def failed(self, status: int) -> None:
         self._failed.labels(self._model_name, str(status)).inc()
@@ -84,13 +93,13 @@ class Metrics:
 class RequestTimer:
     """One answer's times."""
 
-    __slots__ = ("_engine", "_first_at", "_itl", "_last_at", "_metrics", "_model", "_started_at")
+    __slots__ = ("_arrived_at", "_engine", "_first_at", "_itl", "_last_at", "_metrics", "_model")
 
-    def __init__(self, metrics: Metrics, model: str, engine: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, engine: str, arrived_at: float) -> None:
         self._metrics = metrics
         self._model = model
         self._engine = engine
-        self._started_at = time.perf_counter()
+        self._arrived_at = arrived_at
         self._first_at = 0.0
         self._last_at = 0.0
         self._itl = metrics._itl.labels(model, engine)
@@ -100,7 +109,7 @@ class RequestTimer:
         now = time.perf_counter()
         if not self._first_at:
             self._first_at = now
-            self._metrics._ttft.labels(self._model, self._engine).observe(now - self._started_at)
+            self._metrics._ttft.labels(self._model, self._engine).observe(now - self._arrived_at)
         elif num_tokens:
             self._itl.observe((now - self._last_at) / num_tokens)
         self._last_at = now
@@ -108,7 +117,7 @@ class RequestTimer:
     def finished(self, reason: str, usage: Usage) -> None:
         metrics, labels = self._metrics, (self._model, self._engine)
         metrics._success.labels(*labels, reason).inc()
-        metrics._e2e.labels(*labels).observe(self._last_at - self._started_at)
+        metrics._e2e.labels(*labels).observe(self._last_at - self._arrived_at)
         metrics._prompt.labels(*labels).observe(usage.num_prompt_tokens)
         metrics._generated.labels(*labels).observe(usage.num_generated)
         metrics._cached.labels(*labels).inc(usage.num_cached_tokens)

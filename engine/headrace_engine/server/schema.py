@@ -150,13 +150,16 @@ def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
 def _refuse_unsupported(body: _Common) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
-        if value is not None and not any(
-            (value == other and type(value) is not bool) or value is other for other in neutral
-        ):
+        # By type as well: logprobs=0 asks for the chosen token's, logprobs=false for none.
+        if value is not None and not any(value == other and _kind(value) is _kind(other) for other in neutral):
             raise bad_request(f"{name}={value!r} is not supported", name, "unsupported_value")
     for name in _ALWAYS_REFUSED:
         if getattr(body, name) is not None:
             raise bad_request(f"{name} is not supported", name, "unsupported_value")
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int else type(value)
 
 
 def sampling_of(

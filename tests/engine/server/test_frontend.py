@@ -13,7 +13,7 @@ from tests.pd.engines import free_ports
 from headrace_engine.config import EngineConfig
 from headrace_engine.control import identity_of
 from headrace_engine.core import FinishReason, Leg, SamplingParams
-from headrace_engine.messages import Abort, Add, Batch, FromRank, Hello, Tokens, ToRank, Wake, Welcome
+from headrace_engine.messages import Abort, Add, Batch, FromRank, Hello, RankState, Tokens, ToRank, Wake, Welcome
 from headrace_engine.server.errors import ApiError
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.handle import RequestHandle
@@ -55,15 +55,15 @@ class FakeRank:
 
 class Group:
     def __init__(self, num_ranks: int, is_sharded: bool) -> None:
-        (port,) = free_ports(1)
+        (self.port,) = free_ports(1)
         self.failures: list[str] = []
         self._has_failed = asyncio.Event()
         config = EngineConfig(
-            model="x", data=num_ranks, data_local=num_ranks, expert_parallel=is_sharded, control_port=port
+            model="x", data=num_ranks, data_local=num_ranks, expert_parallel=is_sharded, control_port=self.port
         )
         self.frontend = Frontend(config, self._on_failure)
         self.frontend.start()
-        self.ranks = [FakeRank(port, rank) for rank in range(num_ranks)]
+        self.ranks = [FakeRank(self.port, rank) for rank in range(num_ranks)]
 
     async def ready(self) -> None:
         for rank in self.ranks:
@@ -157,6 +157,20 @@ async def test_a_rank_that_does_not_belong_fails_the_group(
     await group.ready()
     group.ranks[0].hello(incarnation, fingerprint)
     assert reason in await group.failed()
+
+
+async def test_a_stranger_on_the_control_port_changes_nothing(group: Group) -> None:
+    await group.ready()
+    handle = group.submit()
+    stranger = FakeRank(group.port, 99)
+    stranger.send(Batch([Tokens(handle.request_id, [6], FinishReason.STOP)]))
+    stranger.hello()
+    stranger.send(RankState(99, *[0] * 15))
+    await asyncio.sleep(0.2)
+    group.ranks[handle.rank].send(Batch([Tokens(handle.request_id, [5], FinishReason.STOP)]))
+    assert await handle.next() == [Tokens(handle.request_id, [5], FinishReason.STOP)]
+    assert group.failures == []
+    stranger.close()
 
 
 async def test_rubbish_on_the_control_port_is_dropped(group: Group) -> None:

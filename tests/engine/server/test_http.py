@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -149,6 +150,7 @@ async def test_a_seed_makes_sampling_repeatable_and_no_seed_does_not(engine: Har
         (COMPLETIONS, {"stop": ["a"] * 17}, 400, "stop", "invalid_value"),
         (COMPLETIONS, {"n": 2}, 400, "n", "unsupported_value"),
         (COMPLETIONS, {"logprobs": 1}, 400, "logprobs", "unsupported_value"),
+        (COMPLETIONS, {"logprobs": 0}, 400, "logprobs", "unsupported_value"),
         (COMPLETIONS, {"echo": True}, 400, "echo", "unsupported_value"),
         (COMPLETIONS, {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_value"),
         (COMPLETIONS, {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
@@ -211,6 +213,12 @@ async def test_a_body_that_is_too_large(engine: Harness) -> None:
     assert (await response.json())["error"]["type"] == "invalid_request_error"
 
 
+async def test_a_body_that_is_not_what_its_encoding_says(engine: Harness) -> None:
+    response = await engine.client.post(COMPLETIONS, data=b"no gzip", headers={"Content-Encoding": "gzip"})
+    assert response.status == 400
+    assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
 async def test_request_ids_are_echoed(engine: Harness) -> None:
     for fields in (body(max_tokens=1), body(max_tokens=1, stream=True), body(max_tokens=-1)):
         response = await engine.client.post(COMPLETIONS, json=fields, headers={"X-Request-Id": "my-id"})
@@ -235,6 +243,8 @@ async def test_a_client_that_leaves_aborts_its_request(engine: Harness) -> None:
         assert await engine.all_free()
         assert engine.frontend.num_in_flight == 0
         assert engine.scheduler.generation_tokens_total < 60, "it was not aborted, it ended"
+    metrics = await (await engine.client.get("/metrics")).text()
+    assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="toy"} 2.0' in metrics
 
 
 async def test_many_requests_at_once_get_their_own_tokens(engine: Harness) -> None:
@@ -282,6 +292,28 @@ async def test_models_state_and_metrics(engine: Harness) -> None:
     assert 'vllm:generation_tokens_total{engine="0",model_name="toy"} 3.0' in metrics
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="toy"} 1.0' in metrics
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="toy"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("step_seconds", [0.05])
+async def test_the_time_to_the_first_token_begins_with_the_requests_arrival(engine: Harness) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        data = json.dumps(body(max_tokens=1)).encode()
+        yield data[:10]
+        await asyncio.sleep(0.3)  # an upload counts, as the client counts it
+        yield data[10:]
+
+    assert (await engine.client.post(COMPLETIONS, data=slowly())).status == 200
+    metrics = await (await engine.client.get("/metrics")).text()
+    name = 'vllm:time_to_first_token_seconds_sum{engine="0",model_name="toy"} '
+    (line,) = [line for line in metrics.splitlines() if line.startswith(name)]
+    assert float(line.removeprefix(name)) >= 0.3
+
+
+async def test_refused_and_failed_requests_are_counted_once(engine: Harness) -> None:
+    await engine.client.post(COMPLETIONS, json=body(max_tokens=-1))
+    metrics = await (await engine.client.get("/metrics")).text()
+    assert 'headrace:request_failures_total{model_name="toy",status="400"} 1.0' in metrics
+    assert "abort" not in metrics.split("# TYPE vllm:request_success")[1].split("# HELP")[0]
 
 
 @pytest.mark.parametrize(("step_seconds", "timeout_seconds"), [(0.05, 0.3)])
