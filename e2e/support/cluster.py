@@ -138,8 +138,7 @@ def _one_machine() -> Cluster:
             raise SetupError(f"{' '.join(command)}: exit {done.returncode}; see above")
         return done.stdout.strip()
 
-    ask("up")
-    images = json.loads(ask("images", "--format", "json"))
+    images = json.loads(ask("up", "--images"))
     return Cluster(
         Path(ask("kubeconfig")),
         ask("kubectl-path"),

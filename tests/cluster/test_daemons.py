@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e.cluster.onemachine.daemons import Daemon, Daemons, is_live, live_in_session
+from e2e.cluster.onemachine.daemons import Daemon, Daemons, end_sessions, is_live, live_in_session, orphaned_sessions
 
 
 @pytest.fixture
@@ -97,6 +97,18 @@ def test_a_pid_that_was_given_to_another_process_does_not_count(daemons: Daemons
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_daemon_whose_record_is_gone_is_found_by_its_name_and_ended(daemons: Daemons) -> None:
+    name = f"sleeper-{os.getpid()}"
+    daemons.start(Daemon(name, ["sleep", "600"]))
+    (session,) = daemons.sessions()
+    assert orphaned_sessions([name], daemons.sessions()) == {}, "it has a record"
+    assert orphaned_sessions(["another"], ()) == {}
+    daemons.forget(name)
+    assert orphaned_sessions([name], daemons.sessions()) == {session: name}
+    end_sessions([session])
+    assert not live_in_session(session)
 
 
 def test_a_zombie_is_dead() -> None:

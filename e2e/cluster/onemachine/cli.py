@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 
 from . import binaries, images
@@ -33,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
         "cluster.py", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("up", help="start the cluster, or what of it is not running; repeat as you like")
+    bring_up = commands.add_parser("up", help="start the cluster, or what of it is not running; repeat as you like")
+    bring_up.add_argument(
+        "--images", action="store_true", help="at the same time make the images that changed; print their names as JSON"
+    )
     down = commands.add_parser("down", help="stop it and remove every trace but the cache folder")
     down.add_argument("--wipe", action="store_true", help="also remove its state: etcd, certificates, the nodes' pods")
     commands.add_parser("status", help="print as JSON what runs; exits with 1 unless everything does")
@@ -63,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     layout, progress = Layout(default_cache()), Progress()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
     try:
         return _dispatch(arguments, Cluster(layout, progress), progress)
     except ClusterError as error:
@@ -95,14 +100,15 @@ def _dispatch(arguments: argparse.Namespace, cluster: Cluster, progress: Progres
 
 def _change(arguments: argparse.Namespace, cluster: Cluster) -> None:
     match arguments.command, getattr(arguments, "action", None):
+        case "up", _ if arguments.images:
+            print(json.dumps(cluster.up_with_images()))
         case "up", _:
             cluster.up()
             print(cluster.layout.kubeconfig)
         case "down", _:
             cluster.down(wipe=arguments.wipe)
         case "images", _:
-            cluster.prepare_images()
-            names = images.ensure_all(cluster.layout, cluster.progress)
+            names = cluster.make_images()
             print(json.dumps(names) if arguments.format == "json" else images.as_environment(names))
         case "node", "kill":
             cluster.kill_node(arguments.node)

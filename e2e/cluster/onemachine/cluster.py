@@ -8,15 +8,35 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import addons, binaries, cgroups, controlplane, host, images, kwok, mounts, network, nodes, ownership, pki
-from .addresses import CONTROL_PLANE_LISTENERS, NODES, REGISTRY_LISTENER
+from . import (
+    addons,
+    binaries,
+    cgroups,
+    controlplane,
+    host,
+    images,
+    kwok,
+    mounts,
+    network,
+    nodes,
+    ownership,
+    pki,
+    traces,
+)
+from .addresses import CONTROL_PLANE_LISTENERS, KWOK, NODES, REGISTRY_LISTENER
+from .children import together
 from .console import ClusterError, Progress, wait_until
-from .daemons import Daemons
+from .daemons import Daemons, end_sessions, orphaned_sessions
 from .kubectl import Kubectl, is_node_ready
 from .layout import Layout
 from .registry import Registry
 
 START_TIMEOUT_SECONDS = 120  # of a busy machine; an idle one takes 5
+
+
+DAEMON_NAMES = frozenset(
+    {listener.part for listener in (*CONTROL_PLANE_LISTENERS, KWOK)} | {f"containerd-{node}" for node in NODES}
+)
 
 
 class Cluster:
@@ -39,6 +59,24 @@ class Cluster:
     def up(self) -> None:
         """Makes the cluster run as configured: from nothing, from its remains, or from a running one that differs."""
         self._prepare()
+        self._bring_up()
+
+    def up_with_images(self) -> dict[str, str]:
+        """`up` and `make_images` at the same time: the one waits for the compiler, the other for downloads."""
+        self._prepare()
+        self.start_registry()
+        made: dict[str, str] = {}
+        maker = self.progress.of_part("images")
+        together(self._bring_up, lambda: made.update(images.ensure_all(self.layout, maker)))
+        return made
+
+    def make_images(self) -> dict[str, str]:
+        """Makes the images that changed; needs no cluster. Returns references by name."""
+        self._prepare()
+        self.start_registry()
+        return images.ensure_all(self.layout, self.progress)
+
+    def _bring_up(self) -> None:
         binaries.ensure_controlplane(self.layout, self.progress)
         self._settle_remains()
         ownership.claim(self.layout)
@@ -63,12 +101,12 @@ class Cluster:
         certificates and the nodes' pods."""
         host.require_root()
         ownership.require_not_foreign(self.layout)
+        self._end_orphans()
         stopped_last = ("kube-apiserver", "etcd", "registry")
         for name in self.daemons.names():
             if name not in stopped_last and not name.endswith(NODES):
                 self.daemons.stop(name, graceful_seconds=0)
-        for node in NODES:
-            nodes.kill(self.daemons, node)
+        self._kill_nodes()
         for name in stopped_last:
             self.daemons.stop(name, graceful_seconds=0 if name == "kube-apiserver" else 5)
         self.progress("processes are stopped")
@@ -102,12 +140,6 @@ class Cluster:
         self.daemons.start(controlplane.registry(self.layout))
         ownership.claim(self.layout)
         wait_until("the registry answers", Registry().answers, timeout_seconds=30, log=self.daemons.log("registry"))
-
-    def prepare_images(self) -> None:
-        """What making images needs: tools, disk and the registry."""
-        self._prepare()
-        binaries.ensure_controlplane(self.layout, self.progress)
-        self.start_registry()
 
     def start_node(self, node: str) -> None:
         self._require_running()
@@ -144,8 +176,10 @@ class Cluster:
     def _prepare(self) -> None:
         host.require_root()
         ownership.require_not_foreign(self.layout)
+        self._end_orphans()
         host.install_missing_packages(self.progress)
         host.require_kernel_features()
+        shutil.rmtree(self.layout.scratch, ignore_errors=True)  # of a command that was killed; the lock is ours
         is_built = self.binaries.exists()
         host.require_disk(self.layout.cache, host.MIN_FREE_BYTES if is_built else host.MIN_FREE_FOR_BUILD_BYTES)
 
@@ -154,20 +188,36 @@ class Cluster:
         alive = [name for name in self.daemons.names() if self.daemons.is_alive(name) and name != "registry"]
         if alive:
             return
-        for node in NODES:
-            nodes.kill(self.daemons, node)  # containers outlive a killed containerd
+        self._kill_nodes()
         self._sweep()
         listeners = [one for one in CONTROL_PLANE_LISTENERS if one != REGISTRY_LISTENER]
         host.require_free_ports(listeners)
 
-    def _sweep(self) -> None:
-        """Removes mounts, network and cgroups of a cluster whose processes are dead."""
+    def _end_orphans(self) -> None:
+        """Ends daemons without a record: their cache folder was deleted while they ran."""
+        orphans = orphaned_sessions(DAEMON_NAMES, self.daemons.sessions())
+        if orphans:
+            self.progress(f"ending daemons of a cluster whose folder is gone: {', '.join(sorted(orphans.values()))}")
+            end_sessions(orphans)
+
+    def _kill_nodes(self) -> None:
+        """Kills every process of every node: containers outlive a killed containerd, nothing outlives this."""
         for node in NODES:
-            nodes.sweep(self.layout, node)
-        mounts.unmount_below(self.layout.cluster)
+            nodes.kill(self.daemons, node)
+
+    def _sweep(self) -> None:
+        """Removes mounts, network, cgroups and traces of a cluster whose processes are dead: ours, and that of another
+        cache folder that was started last and never stopped."""
+        layouts = {self.layout, Layout(ownership.owner() or self.layout.cache)}
+        for layout in layouts:
+            for node in NODES:
+                nodes.sweep(layout, node)
+            mounts.unmount_below(layout.cluster)
+            shutil.rmtree(layout.pod_addresses, ignore_errors=True)
         network.down()
         cgroups.remove()
-        shutil.rmtree(self.layout.pod_addresses, ignore_errors=True)
+        for layout in layouts:
+            traces.remove(layout.cluster)
 
     def _wipe(self) -> None:
         for node in NODES:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .children import CHILDREN
+
 
 class ClusterError(Exception):
     """Something that the person who ran the command can act on; shown without a traceback."""
@@ -16,11 +18,19 @@ class ClusterError(Exception):
 class Progress:
     """Progress lines on standard error, so that standard output stays free for results."""
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    def __init__(self, part: str = "", start: float | None = None) -> None:
+        self._prefix = f"{part}: " if part else ""
+        self._start = time.monotonic() if start is None else start
 
     def __call__(self, text: str) -> None:
-        print(f"[cluster {time.monotonic() - self._start:6.1f}s] {text}", file=sys.stderr, flush=True)
+        elapsed_seconds = time.monotonic() - self._start
+        # One write, so that lines of parts that run at the same time do not mix.
+        sys.stderr.write(f"[cluster {elapsed_seconds:6.1f}s] {self._prefix}{text}\n")
+        sys.stderr.flush()
+
+    def of_part(self, part: str) -> Progress:
+        """For a part that runs beside others: the same clock, and the part's name on each line."""
+        return Progress(part, self._start)
 
 
 def run(argv: Sequence[object], what: str, *, input_text: str | None = None, timeout_seconds: float = 120) -> str:
@@ -29,16 +39,19 @@ def run(argv: Sequence[object], what: str, *, input_text: str | None = None, tim
     Raises ClusterError with the command's last lines if it fails, is missing or takes longer than timeout_seconds.
     """
     words = [str(word) for word in argv]
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(words, input=input_text or "", capture_output=True, text=True, timeout=timeout_seconds)
+        with CHILDREN.child(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            output, errors = process.communicate(input_text or "", timeout=timeout_seconds)
     except FileNotFoundError:
         raise ClusterError(f"{what}: {words[0]} is not installed") from None
     except subprocess.TimeoutExpired:
         raise ClusterError(f"{what}: `{' '.join(words)[:200]}` did not end within {timeout_seconds:.0f} s") from None
-    if done.returncode != 0:
-        last_lines = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise ClusterError(f"{what}: `{' '.join(words)[:200]}` ended with status {done.returncode}\n  {last_lines}")
-    return done.stdout
+    if process.returncode != 0:
+        last_lines = "\n  ".join((errors or output).strip().splitlines()[-15:])
+        raise ClusterError(f"{what}: `{' '.join(words)[:200]}` ended with status {process.returncode}\n  {last_lines}")
+    assert isinstance(output, str)
+    return output
 
 
 def attempt(argv: Sequence[object], *, input_text: str | None = None, timeout_seconds: float = 30) -> str | None:
@@ -55,6 +68,7 @@ def wait_until(
     """Polls `ready` until it is true. Raises ClusterError, with the last lines of `log`, after timeout_seconds."""
     deadline = time.monotonic() + timeout_seconds
     while not ready():
+        CHILDREN.require_not_stopping()
         if time.monotonic() > deadline:
             raise ClusterError(f"{what}: not so after {timeout_seconds:.0f} s" + _log_tail(log))
         time.sleep(every_seconds)

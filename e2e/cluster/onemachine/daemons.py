@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,10 @@ class Daemons:
     def names(self) -> list[str]:
         """Every daemon with a record, dead or alive."""
         return sorted(path.stem for path in self._run.glob("*.json"))
+
+    def sessions(self) -> set[int]:
+        """The live sessions of all daemons with a record."""
+        return {session for name in self.names() if (session := self._session(name)) is not None}
 
     def is_alive(self, name: str) -> bool:
         return self._session(name) is not None
@@ -87,8 +91,7 @@ class Daemons:
         if session is not None:
             _signal_group(session, signal.SIGTERM if graceful_seconds > 0 else signal.SIGKILL)
             if not _gone(lambda: live_in_session(session), graceful_seconds):
-                _signal_group(session, signal.SIGKILL)
-                _gone(lambda: live_in_session(session), 5.0)
+                end_sessions([session])
         self.forget(name)
 
     def forget(self, name: str) -> None:
@@ -111,6 +114,29 @@ class Daemons:
         if start_time is not None and start_time != record.get("started"):
             return None  # the pid was given to another process
         return pid if live_in_session(pid) else None
+
+
+def orphaned_sessions(names: Collection[str], recorded: Collection[int]) -> dict[int, str]:
+    """Sessions of daemons called one of `names` that run on this machine and are not `recorded`: name by session."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) in recorded or not is_live(int(entry)):
+            continue
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_leader = os.getsid(int(entry)) == int(entry)
+        except OSError:  # it has ended meanwhile
+            continue
+        if is_leader and words[:3] == ["/bin/sh", "-c", RESTART_LOOP] and words[3] in names:
+            found[int(entry)] = words[3]
+    return found
+
+
+def end_sessions(sessions: Collection[int]) -> None:
+    """Ends every process of the sessions with SIGKILL; waits 5 s at most until they are gone."""
+    for session in sessions:
+        _signal_group(session, signal.SIGKILL)
+    _gone(lambda: [pid for session in sessions for pid in live_in_session(session)], 5.0)
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -40,7 +40,7 @@ def ensure_pause(binary: Path, layout: Layout) -> Image:
     if not registry.has_manifest(image.name, image.tag):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(binary, Path(folder) / "pause")
-            make_image(registry, image, None, Path(folder), RunConfig(entrypoint=["/pause"]), layout.cache / "tmp")
+            make_image(registry, image, None, Path(folder), RunConfig(entrypoint=["/pause"]), layout.scratch)
     return image
 
 
@@ -74,7 +74,7 @@ class _Maker:
         self._layout = layout
         self._progress = progress
         self._registry = Registry()
-        self._scratch = layout.cache / "tmp"
+        self._scratch = layout.scratch
         self._scratch.mkdir(parents=True, exist_ok=True)
 
     def base(self) -> Image:

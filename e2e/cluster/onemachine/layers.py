@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .addresses import REGISTRY
+from .children import CHILDREN
 from .console import ClusterError
 from .registry import LAYER_TYPE, MANIFEST_TYPE, Registry
 
@@ -94,8 +95,8 @@ def _pack(folder: Path, target: Path) -> tuple[str, str]:
     content, blob = hashlib.sha256(), hashlib.sha256()
     with (
         target.open("wb") as output,
-        subprocess.Popen(tar_argv, stdout=subprocess.PIPE) as tar,
-        subprocess.Popen(["zstd", "-1", "-T0", "-q", "-c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zstd,
+        CHILDREN.child(tar_argv, stdout=subprocess.PIPE) as tar,
+        CHILDREN.child(["zstd", "-1", "-T0", "-q", "-c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zstd,
     ):
         assert tar.stdout is not None
         assert zstd.stdin is not None

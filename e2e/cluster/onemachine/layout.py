@@ -41,6 +41,11 @@ class Layout:
         return self.cache / "registry"
 
     @property
+    def scratch(self) -> Path:
+        """Of the command that runs."""
+        return self.cache / "tmp"
+
+    @property
     def cluster(self) -> Path:
         return self.cache / "cluster"
 

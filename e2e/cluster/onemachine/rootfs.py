@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from . import mounts
 from .binaries import build_once
 from .console import Progress, run
 from .files import digest_of
@@ -32,7 +33,10 @@ def ensure(layout: Layout, progress: Progress) -> Path:
     def build(draft: Path) -> None:
         progress(f"installing Debian {SUITE} for images (once; about a minute)")
         argv = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft]
-        run(argv, "debootstrap", timeout_seconds=900)
+        try:
+            run(argv, "debootstrap", timeout_seconds=900)
+        finally:
+            mounts.unmount_below(draft)  # it mounts /proc and /sys, and does not unmount them when it is killed
         for folder in DROPPED:
             shutil.rmtree(draft / folder, ignore_errors=True)
             (draft / folder).mkdir(parents=True)
