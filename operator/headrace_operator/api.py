@@ -29,6 +29,10 @@ class Router(RuledModel):
     resources: Resources = Field(
         default=Resources(), description="Compute resources of each router pod. Default: none."
     )
+    template: PodTemplate = Field(
+        default=PodTemplate(),
+        description="What to add to the router's pods, such as podSpec.imagePullSecrets. Default: nothing.",
+    )
 
 
 class Parallelism(RuledModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -38,7 +39,7 @@ _OWN_FLAGS = (
     "threads",
     "drain-seconds",
 )
-_OWN_FLAG_PATTERN = f"^--({'|'.join(_OWN_FLAGS)})(=.*)?$"
+_OWN_FLAG_PATTERN = f"^--({'|'.join(_OWN_FLAGS)})(=|$)"
 
 
 def _count_set(*values: Any) -> int:
@@ -152,7 +153,7 @@ class Engine(RuledModel):
         Rule(
             cel=f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_OWN_FLAG_PATTERN}'))",
             message="extraArgs may not repeat a flag that the operator sets from other fields",
-            holds=lambda e: not any(arg.split("=")[0].removeprefix("--") in _OWN_FLAGS for arg in e.extra_args),
+            holds=lambda e: not any(re.match(_OWN_FLAG_PATTERN, arg) for arg in e.extra_args),
         ),
     )
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from headrace_operator.rules import Rule, RuledModel
 
-_QUANTITY = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$"
+_QUANTITY = r"^(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$"
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
@@ -35,40 +35,85 @@ Strings = Annotated[dict[str, Text], Field(max_length=64)]
 Objects = Annotated[list[AnyObject], Field(max_length=64)]
 
 
-def _named_schema(key: str) -> WithJsonSchema:
+def _named_list(key: str) -> dict[str, Any]:
     """Schema of a list of Kubernetes objects of which only the identifying field is typed."""
-    return WithJsonSchema(
-        {
-            "type": "array",
-            "maxItems": 128,
-            "items": {
-                "type": "object",
-                "required": [key],
-                "properties": {key: {"type": "string", "minLength": 1, "maxLength": 4096}},
-                "x-kubernetes-preserve-unknown-fields": True,
+    return {
+        "type": "array",
+        "maxItems": 128,
+        "items": {
+            "type": "object",
+            "required": [key],
+            "properties": {
+                key: {"type": "string", "minLength": 1, "maxLength": 4096, "description": "Identity within the list."}
             },
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": [key],
-        }
-    )
+            "x-kubernetes-preserve-unknown-fields": True,
+        },
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+    }
 
 
-def _check_named(key: str) -> AfterValidator:
-    def check(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        values = [item.get(key) for item in items]
-        if not all(isinstance(value, str) and value for value in values):
-            raise ValueError(f"every item needs a {key}")
-        if len(set(values)) != len(values):
-            raise ValueError(f"{key} is used twice")
-        return items
-
-    return AfterValidator(check)
+def _check_names(items: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    values = [item.get(key) for item in items]
+    if not all(isinstance(value, str) and value for value in values):
+        raise ValueError(f"every item needs a {key}")
+    if len(set(values)) != len(values):
+        raise ValueError(f"{key} is used twice")
+    return items
 
 
-NamedObjects = Annotated[list[dict[str, Any]], Field(max_length=128), _check_named("name"), _named_schema("name")]
-MountObjects = Annotated[
-    list[dict[str, Any]], Field(max_length=128), _check_named("mountPath"), _named_schema("mountPath")
+NamedObjects = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=128),
+    AfterValidator(lambda items: _check_names(items, "name")),
+    WithJsonSchema(_named_list("name")),
 ]
+MountObjects = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=128),
+    AfterValidator(lambda items: _check_names(items, "mountPath")),
+    WithJsonSchema(_named_list("mountPath")),
+]
+
+
+# What the operator decides about a pod, and why a template may not say otherwise.
+_DECIDED = {
+    "restartPolicy": "a group's pods never restart one by one",
+    "hostname": "group members find each other by it",
+    "subdomain": "group members find each other by it",
+    "terminationGracePeriodSeconds": "it follows drainTimeoutSeconds",
+}
+_NAMED_LISTS = ("containers", "initContainers", "volumes")
+
+
+def _check_pod_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    for key in _NAMED_LISTS:
+        items = spec.get(key, [])
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ValueError(f"{key} must be a list of objects")
+        try:
+            _check_names(items, "name")
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+    return spec
+
+
+def _pod_spec_schema() -> WithJsonSchema:
+    """An untyped pod spec, but for the fields that rules speak of."""
+    properties: dict[str, Any] = {
+        key: {
+            "type": "integer" if key.endswith("Seconds") else "string",
+            "description": f"May not be set: {reason}.",
+            **({} if key.endswith("Seconds") else {"maxLength": 253}),
+        }
+        for key, reason in _DECIDED.items()
+    }
+    for key in _NAMED_LISTS:
+        properties[key] = {**_named_list("name"), "description": f"As a pod's spec.{key}, merged by name."}
+    return WithJsonSchema({"type": "object", "properties": properties, "x-kubernetes-preserve-unknown-fields": True})
+
+
+PodSpec = Annotated[dict[str, Any], AfterValidator(_check_pod_spec), _pod_spec_schema()]
 
 
 class Resources(RuledModel):
@@ -135,7 +180,7 @@ class PodTemplate(RuledModel):
     )
     env: NamedObjects = Field(
         default_factory=list,
-        description="Environment of the engine container, as in a container's env; a variable of the operator's own "
+        description="Environment of the container, as in a container's env; a variable of the operator's own "
         "name is replaced. Default: none.",
     )
     volumes: NamedObjects = Field(
@@ -143,11 +188,20 @@ class PodTemplate(RuledModel):
     )
     volume_mounts: MountObjects = Field(
         default_factory=list,
-        description="Mounts of the engine container, as in a container's volumeMounts. Default: none.",
+        description="Mounts of the container, as in a container's volumeMounts. Default: none.",
     )
-    pod_spec: AnyObject | None = Field(
+    pod_spec: PodSpec | None = Field(
         default=None,
         description="Any other field of a pod's spec, merged over the rendered pod: maps are merged, lists of named "
-        "things (containers, initContainers, volumes) by name, anything else is replaced; the engine container is "
-        "named engine. The operator keeps restartPolicy, hostname and subdomain. Default: none.",
+        "things (containers, initContainers, volumes) by name, anything else is replaced; the operator's container is "
+        "named engine, or router in a router pod. May not set "
+        f"{', '.join(_DECIDED)}. Default: none.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.podSpec) || !({' || '.join(f'has(self.podSpec.{key})' for key in _DECIDED)})",
+            message=f"podSpec may not set {', '.join(_DECIDED)}: the operator does",
+            holds=lambda t: not (t.pod_spec or {}).keys() & _DECIDED.keys(),
+        ),
     )

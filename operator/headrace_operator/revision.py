@@ -51,13 +51,27 @@ class RoleTemplate(RuledModel):
 
     @property
     def revision(self) -> str:
-        return content_hash(self.as_written())[:REVISION_LENGTH]
+        written = self.as_written()
+        if "template" in written:
+            written["template"] = _in_any_order(written["template"])
+        return content_hash(written)[:REVISION_LENGTH]
 
     def with_image(self, image: str) -> Self:
         """The template with the default image filled in, as it is stored: a revision keeps the image it began with."""
         if self.engine.image is not None:
             return self
         return self.model_copy(update={"engine": self.engine.model_copy(update={"image": image})})
+
+
+def _in_any_order(template: dict[str, Any]) -> dict[str, Any]:
+    """Lists whose items have an identity, sorted by it: appliers that share such a list may reorder it."""
+    result = dict(template)
+    for field, key in (("volumes", "name"), ("volumeMounts", "mountPath"), ("env", "name")):
+        items = result.get(field, [])
+        # A variable may refer to those before it.
+        if items and not any("$(" in str(item.get("value", "")) for item in items):
+            result[field] = sorted(items, key=lambda item: str(item[key]))
+    return result
 
 
 def content_hash(data: Any) -> str:

@@ -39,7 +39,8 @@ class TransitionRule:
 class RuledModel(BaseModel):
     """Base of every spec model: camelCase outside, frozen, unknown fields refused, rules checked."""
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
+    # Strict, as the API server is: the text "2" is no number, and yes is no truth value.
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid", strict=True)
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     transition_rules: ClassVar[tuple[TransitionRule, ...]] = ()

@@ -55,6 +55,7 @@ GPU = "resources.gpu must equal the ranks of a pod"
 DATA_LOCAL = "dataLocal must divide data"
 CAPACITY = "numBlocks * blockSize must be at least maxModelLen"
 OWN_FLAG = "extraArgs may not repeat a flag"
+DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
     Case("the minimal resource", {}),
@@ -103,6 +104,13 @@ CASES = [
     Case("another flag of the engine", {"spec.engine": {"extraArgs": ["--some-flag=1", "--roleplay"]}}),
     Case("a flag of the operator", {"spec.engine": {"extraArgs": ["--role=decode"]}}, OWN_FLAG),
     Case("a flag of the operator and its value apart", {"spec.engine": {"extraArgs": ["--port", "1"]}}, OWN_FLAG),
+    Case("a value that is spelled like a flag", {"spec.engine": {"extraArgs": ["--some-flag", "port", "role=x"]}}),
+    Case("a flag of the operator over two lines", {"spec.engine": {"extraArgs": ["--role=a\nb"]}}, OWN_FLAG),
+    Case("a restart policy", {"spec.roles.0.template": {"podSpec": {"restartPolicy": "Always"}}}, DECIDED),
+    Case("a name for the pod", {"spec.roles.0.template": {"podSpec": {"hostname": "a"}}}, DECIDED),
+    Case("a grace period", {"spec.roles.0.template": {"podSpec": {"terminationGracePeriodSeconds": 1}}}, DECIDED),
+    Case("a subdomain of the router", {"spec.router": {"template": {"podSpec": {"subdomain": "a"}}}}, DECIDED),
+    Case("secrets to pull the router", {"spec.router": {"template": {"podSpec": {"imagePullSecrets": []}}}}),
     Case("the longest name", {"metadata.name": LONGEST_NAME}),
     Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
     Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
@@ -130,5 +138,10 @@ FIELD_CASES = [
     Case("memory in quantities", {"spec.roles.0.resources": {"requests": {"memory": "16Gi", "cpu": 2}}}),
     Case("memory in words", {"spec.roles.0.resources": {"requests": {"memory": "a lot"}}}, "memory"),
     Case("a variable without a name", {"spec.roles.0.template": {"env": [{"value": "1"}]}}, "name"),
+    Case("memory below zero", {"spec.roles.0.resources": {"requests": {"memory": "-1"}}}, "memory"),
+    Case("a number in quotes", {"spec.roles.0.replicas": "2"}, "replicas"),
+    Case("a truth value in words", {"spec.roles.1.parallelism": {"expert": "yes"}}, "expert"),
+    Case("a sidecar", {"spec.roles.0.template": {"podSpec": {"containers": [{"name": "x", "image": "x:1"}]}}}),
+    Case("a nameless container", {"spec.roles.0.template": {"podSpec": {"containers": [{"image": "x"}]}}}, "name"),
     Case("any field of a pod", {"spec.roles.0.template": {"podSpec": {"priorityClassName": "high"}}}),
 ]

@@ -107,6 +107,21 @@ def test_unknown_fields_are_refused_in_files_and_ignored_in_storage() -> None:
     assert DisaggDeployment.from_stored(body).spec.engine.block_size == 128
 
 
+@pytest.mark.parametrize("containers", [None, {}, ["engine"]])
+def test_a_template_cannot_take_the_containers_away(containers: Any) -> None:
+    with pytest.raises(ValidationError, match="containers must be a list of objects"):
+        DisaggDeployment.from_manifest(resource({"spec.roles.0.template": {"podSpec": {"containers": containers}}}))
+
+
+def test_a_spec_that_is_wrong_all_over_is_told_in_few_words() -> None:
+    roles = [{"name": "decode", "replicas": -1, f"unknown{i}": 1} for i in range(40)]
+    with pytest.raises(ValidationError) as raised:
+        DisaggDeployment.from_manifest(resource({"spec.roles": roles, "spec.engine": {str(i): 1 for i in range(40)}}))
+    told = describe_problems(raised.value)
+    assert len(told) < 2000
+    assert told.endswith(" more")
+
+
 def test_problems_are_told_with_their_place() -> None:
     with pytest.raises(ValidationError) as raised:
         DisaggDeployment.from_manifest(resource({"spec.roles.1.parallelism": {"data": 3, "dataLocal": 2}}))

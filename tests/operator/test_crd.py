@@ -82,10 +82,7 @@ def test_every_field_is_described() -> None:
     missing = [
         path
         for path, node in nodes(schema)
-        if "description" not in node
-        and path not in (".apiVersion", ".kind", ".metadata")
-        # The identity of a Kubernetes object that is otherwise untyped.
-        and not path.endswith(("env[].name", "volumes[].name", "volumeMounts[].mountPath"))
+        if "description" not in node and path not in (".apiVersion", ".kind", ".metadata")
     ]
     assert missing == []
 

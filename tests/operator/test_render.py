@@ -17,6 +17,7 @@ from headrace_operator.preview import preview
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.overlay import merged
 from headrace_operator.render.pods import EXIT_SECONDS, engine_pod, render_pod
+from headrace_operator.render.router import router_objects
 from headrace_operator.render.runtimes.headrace import static_router_command
 from headrace_operator.render.site import local_site
 from headrace_operator.revision import RoleTemplate
@@ -120,7 +121,6 @@ def test_the_overlay_adds_and_the_operator_keeps_what_pods_need() -> None:
         "volumes": [{"name": "cache", "emptyDir": {}}],
         "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
         "podSpec": {
-            "restartPolicy": "Always",
             "priorityClassName": "high",
             "containers": [{"name": "engine", "tty": True}, {"name": "sidecar", "image": "s:1"}],
         },
@@ -138,6 +138,45 @@ def test_the_overlay_adds_and_the_operator_keeps_what_pods_need() -> None:
     environment = {variable["name"]: variable.get("value") for variable in engine["env"]}
     assert (environment["A"], environment[names.ENV_GROUP_SIZE]) == ("1", "9")
     assert {m["mountPath"] for m in engine["volumeMounts"]} == {"/dev/shm", "/cache"}
+
+
+def router_deployment(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    bodies = router_objects(OWNER, stored(changes).spec, "router:1")
+    return next(dict(body["spec"]) for body in bodies if body["kind"] == "Deployment")
+
+
+@pytest.mark.parametrize("drain", [0, 30, 3600])
+def test_a_router_pod_may_live_as_long_as_its_drain_takes(drain: int) -> None:
+    spec = router_deployment({"spec.drainTimeoutSeconds": drain})["template"]["spec"]
+    (router,) = spec["containers"]
+    told = int(router["args"][router["args"].index("--drain-seconds") + 1])
+    assert told == max(1, drain)  # it takes no zero
+    before = router["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert before >= 2  # for the nodes to forget it
+    assert spec["terminationGracePeriodSeconds"] >= before + told + 6  # what it needs to tell its last clients
+
+
+def test_a_new_router_is_ready_before_an_old_one_goes() -> None:
+    assert router_deployment()["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_a_template_adds_to_the_router_too() -> None:
+    template = {
+        "labels": {"team": "x", names.LABEL_COMPONENT: "stolen"},
+        "annotations": {"note": "y"},
+        "nodeSelector": {"pool": "cpu"},
+        "env": [{"name": "A", "value": "1"}],
+        "podSpec": {"imagePullSecrets": [{"name": "registry"}]},
+    }
+    deployment = router_deployment({"spec.router": {"template": template}})
+    pod = deployment["template"]
+    assert pod["metadata"]["labels"].items() >= {"team": "x", **deployment["selector"]["matchLabels"]}.items()
+    assert pod["metadata"]["annotations"] == {"note": "y"}
+    assert pod["spec"]["nodeSelector"] == {"pool": "cpu"}
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    (router,) = pod["spec"]["containers"]
+    assert router["env"] == [{"name": "A", "value": "1"}]
+    assert router["image"] == "router:1"
 
 
 def test_gpus_become_a_limit() -> None:
@@ -166,7 +205,7 @@ def test_a_claim_cannot_be_served_locally() -> None:
 
 
 def test_the_static_router_lists_its_leaders() -> None:
-    command = static_router_command("m", "127.0.0.1", 8000, [("prefill", "http://a"), ("decode", "http://b")])
+    command = static_router_command("m", "127.0.0.1", 8000, 30, [("prefill", "http://a"), ("decode", "http://b")])
     assert command[-4:] == ["--static", "prefill=http://a", "--static", "decode=http://b"]
 
 
@@ -188,6 +227,9 @@ def test_the_static_router_lists_its_leaders() -> None:
             [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}],
         ),
         ([{"key": "a"}], [{"key": "b"}], [{"key": "b"}]),
+        # Nothing that was rendered is lost for want of a name.
+        ([{"name": "http", "port": 1}], [{"port": 2}], [{"name": "http", "port": 1}, {"port": 2}]),
+        ([{"name": "a"}], [], [{"name": "a"}]),
     ],
 )
 def test_merging(base: Any, overlay: Any, result: Any) -> None:

@@ -56,6 +56,22 @@ def test_the_order_of_keys_does_not_matter() -> None:
     assert revision(labels) == revision(other)
 
 
+def test_the_order_of_named_things_does_not_matter() -> None:
+    """Two appliers of a list that is merged by name may leave it in either order."""
+    volumes = [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]
+    mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
+    one = {"volumes": volumes, "volumeMounts": mounts, "env": env}
+    other = {key: items[::-1] for key, items in one.items()}
+    assert revision({"spec.roles.1.template": one}) == revision({"spec.roles.1.template": other})
+
+
+def test_the_order_of_variables_matters_where_one_refers_to_another() -> None:
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
+    one, other = {"env": env}, {"env": env[::-1]}
+    assert revision({"spec.roles.1.template": one}) != revision({"spec.roles.1.template": other})
+
+
 def test_known_revisions_stay_as_they_are() -> None:
     # A change here rolls every deployment out again when the operator is upgraded.
     assert BASE == "ffdb31ad"

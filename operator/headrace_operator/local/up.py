@@ -96,8 +96,8 @@ class LocalDeployment:
 
     async def _start_router(self) -> None:
         leaders = [(role, f"http://{HOST}:{ports.http}") for (role, _, pod), ports in self._ports.items() if pod == 0]
-        model = self._deployment.spec.model.name
-        _, *arguments = static_router_command(model, HOST, self._router_port, leaders)
+        model, drain = self._deployment.spec.model.name, self._deployment.spec.drain_timeout_seconds
+        _, *arguments = static_router_command(model, HOST, self._router_port, drain, leaders)
         log = self._log_dir / f"{names.router_name(self._owner.name)}.log"
         self._router = await LocalProcess.start([self._router_program, *arguments], {}, log)
 

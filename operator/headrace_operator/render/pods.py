@@ -11,7 +11,7 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.groups import GroupKey
 from headrace_operator.render.objects import Owner, metadata, stamped
-from headrace_operator.render.overlay import merged
+from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import engine_command
 from headrace_operator.render.site import MODEL_MOUNT, Site, cluster_site
 from headrace_operator.revision import RoleTemplate
@@ -32,7 +32,7 @@ def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) ->
 def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
     """Pod `pod` of group `key` at `site`."""
     body = engine_pod_identity(owner, key, pod, template)
-    spec = merged(_pod_spec(owner, key, pod, template, site), _overlay_spec(template))
+    spec = with_template(_pod_spec(owner, key, pod, template, site), names.CONTAINER_ENGINE, template.template)
     # Group members find each other by these.
     spec |= {
         "restartPolicy": "Never",
@@ -48,23 +48,6 @@ def engine_pod_identity(owner: Owner, key: GroupKey, pod: int, template: RoleTem
     name = names.pod_name(owner.name, key.role, key.revision, key.index, pod)
     labels = {**overlay.labels, **names.pod_labels(owner.name, key.role, key.revision, key.index, pod)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(owner, name, labels, overlay.annotations)}
-
-
-def _overlay_spec(template: RoleTemplate) -> dict[str, Any]:
-    """The typed fields of the overlay as a pod spec, with podSpec over them."""
-    overlay = template.template
-    fields: dict[str, Any] = {
-        "nodeSelector": dict(overlay.node_selector),
-        "tolerations": list(overlay.tolerations),
-        "affinity": overlay.affinity,
-        "volumes": list(overlay.volumes),
-    }
-    container: dict[str, Any] = {"env": list(overlay.env), "volumeMounts": list(overlay.volume_mounts)}
-    spec: dict[str, Any] = {key: value for key, value in fields.items() if value}
-    container = {key: value for key, value in container.items() if value}
-    if container:
-        spec["containers"] = [{"name": names.CONTAINER_ENGINE, **container}]
-    return dict(merged(spec, overlay.pod_spec or {}))
 
 
 def _pod_spec(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:

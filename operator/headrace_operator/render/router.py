@@ -6,15 +6,19 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import Spec
+from headrace_operator.api_pods import PodTemplate
 from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import following_router_command
 
 # What the router may do; the operator must hold the same to grant it.
 ROUTER_RULES: list[dict[str, list[str]]] = [
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
 ]
-# A router drains its streams within this time after SIGTERM.
-_GRACE_SECONDS = 30
+# Before SIGTERM: the Service's rules on every node forget the pod, so that no new connection meets a closed port.
+_PRE_STOP_SECONDS = 5
+# After the drain: streams that were not done end with an error, and the program exits.
+_EXIT_SECONDS = 15
 
 
 def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[str, Any]]:
@@ -53,10 +57,13 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
             "metadata": metadata(owner, name, labels),
             "spec": {
                 "replicas": spec.router.replicas,
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
                 "selector": {"matchLabels": _selector(owner)},
                 "template": {
-                    "metadata": {"labels": labels},
-                    "spec": _pod_spec(owner, spec, default_image),
+                    "metadata": _pod_metadata(spec.router.template, labels),
+                    "spec": with_template(
+                        _pod_spec(owner, spec, default_image), names.CONTAINER_ROUTER, spec.router.template
+                    ),
                 },
             },
         },
@@ -64,12 +71,20 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
     return [stamped(body) for body in bodies]
 
 
+def _pod_metadata(template: PodTemplate, labels: dict[str, str]) -> dict[str, Any]:
+    result: dict[str, Any] = {"labels": {**template.labels, **labels}}
+    if template.annotations:
+        result["annotations"] = dict(template.annotations)
+    return result
+
+
 def _selector(owner: Owner) -> dict[str, str]:
     return {names.LABEL_DEPLOYMENT: owner.name, names.LABEL_COMPONENT: names.ROUTER}
 
 
 def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
-    command = following_router_command(spec.model.name, "0.0.0.0", names.PORT_HTTP, owner.namespace, owner.name)
+    drain = spec.drain_timeout_seconds
+    command = following_router_command(spec.model.name, "0.0.0.0", names.PORT_HTTP, drain, owner.namespace, owner.name)
     container: dict[str, Any] = {
         "name": names.CONTAINER_ROUTER,
         "image": spec.router.image or default_image,
@@ -79,6 +94,7 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
         "ports": [{"name": "http", "containerPort": names.PORT_HTTP}],
         "readinessProbe": _probe("/ready", period=2, failures=2),
         "livenessProbe": _probe("/health", period=10, failures=6),
+        "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -91,8 +107,17 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
     return {
         "serviceAccountName": names.router_name(owner.name),
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain + _EXIT_SECONDS,
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        # Over nodes where there are enough: one lost node should not take all routers.
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": _selector(owner)},
+            }
+        ],
         "containers": [container],
     }
 

@@ -35,18 +35,24 @@ def engine_command(template: RoleTemplate, role: str, pod: int, site: Site) -> l
     return command + list(engine.extra_args)
 
 
-def following_router_command(model: str, host: str, port: int, namespace: str, deployment: str) -> list[str]:
+def following_router_command(
+    model: str, host: str, port: int, drain_seconds: int, namespace: str, deployment: str
+) -> list[str]:
     """A router that follows the deployment's EndpointSlices."""
-    return [*_router_command(model, host, port), "--namespace", namespace, "--deployment", deployment]
+    return [*_router_command(model, host, port, drain_seconds), "--namespace", namespace, "--deployment", deployment]
 
 
-def static_router_command(model: str, host: str, port: int, leaders: Sequence[tuple[str, str]]) -> list[str]:
+def static_router_command(
+    model: str, host: str, port: int, drain_seconds: int, leaders: Sequence[tuple[str, str]]
+) -> list[str]:
     """A router over a fixed list of (role, URL of a group's leader)."""
-    command = _router_command(model, host, port)
+    command = _router_command(model, host, port, drain_seconds)
     for role, url in leaders:
         command += ["--static", f"{role}={url}"]
     return command
 
 
-def _router_command(model: str, host: str, port: int) -> list[str]:
-    return [ROUTER, "--host", host, "--port", str(port), "--model", model]
+def _router_command(model: str, host: str, port: int, drain_seconds: int) -> list[str]:
+    # The router wants a moment at least, in which it tells its clients that it goes.
+    drain = str(max(1, drain_seconds))
+    return [ROUTER, "--host", host, "--port", str(port), "--model", model, "--drain-seconds", drain]
