@@ -51,8 +51,8 @@ class FakeEngine:
     """A group's leader. `faults` are used up one per leg; when empty, legs succeed.
 
     Faults of every role: `503`, `500`, `400`, `429`, `hang`, `die`. Decode: `die_after_ticket`, `hang_after_ticket`,
-    `report_retriable`, `report_final`, `die_mid_stream`, `die_mid_event`, `hang_mid_stream`, `no_done`, `no_stream`,
-    `no_ticket`, `slow`. Prefill: `409:CODE`, `slow`.
+    `report_retriable`, `report_final`, `lease` (an error if no KV comes for 0.1 s), `die_mid_stream`, `die_mid_event`,
+    `hang_mid_stream`, `no_done`, `no_stream`, `no_ticket`, `slow`. Prefill: `409:CODE`, `slow`.
     """
 
     def __init__(self, role: Role, wire: Wire) -> None:
@@ -156,6 +156,15 @@ class FakeEngine:
             await stream.write(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
             await stream.write_eof()
             return stream
+        if fault == "lease":
+            try:
+                await asyncio.wait_for(self.wire.pushed[key].wait(), 0.1)
+            except TimeoutError:
+                body = openai_error("the lease is past", "kv_transfer_failed")
+                data = {"status": 503, "retriable": True, "body": body}
+                await stream.write(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
+                await stream.write_eof()
+                return stream
         await self.wire.pushed[key].wait()
         if json.loads(body).get("stream"):
             await self._tokens(request, stream, fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,19 @@ async def test_the_same_decode_group_serves_again_when_only_prefill_failed():
         assert r.decode[0].num_legs == 2 + r.prefill[0].num_legs
         ids = [headers["X-Request-Id"] for headers, _ in r.decode[0].seen]
         assert len(set(ids)) == len(ids), "each attempt has its own id"
+
+
+async def test_a_frozen_prefill_group_is_at_fault_when_decode_gets_no_kv():
+    async with rig(num_prefill=2, num_decode=1, limits=replace(QUICK, prefill_seconds=20)) as r:
+        frozen = r.prefill[0]
+        frozen.always = "hang"
+        r.decode[0].always = "lease"
+        for _ in range(2):  # the only decode group is asked again, the frozen prefill group is not
+            assert (await r.ask(stream=True))[1] == STREAM
+        assert frozen.num_legs >= 1
+        failed = [group.url for group in r.router.fleet.groups() if group.circuit.num_failures]
+        assert failed == [frozen.url]
+        assert await r.settled()
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
@@ -221,6 +235,36 @@ async def test_a_client_that_does_not_read_holds_the_engine_back_and_is_cut_off(
         await asyncio.sleep(1.8)
         assert await r.settled()
         writer.close()
+
+
+@pytest.mark.parametrize("limit", ["idle_seconds", "request_seconds"])
+async def test_a_client_that_does_not_read_is_its_own_fault_and_leaves_no_connection(limit):
+    async with rig(limits=replace(QUICK, **{"idle_seconds": 20, limit: 0.6})) as r:
+        r.decode[0].tokens = ["t" * 100_000] * 1000
+        reader, writer = await asyncio.open_connection(*r.base.removeprefix("http://").split(":"), limit=1024)
+        body = b'{"prompt": "x", "stream": true}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await reader.readline()
+        await wait_until(lambda: not r.router.relay.exchanges)
+        assert await r.settled()
+        assert all(not group.circuit.num_failures for group in r.router.fleet.groups())
+        server = r.router._runner.server
+        await wait_until(lambda: not server.connections)
+        writer.close()
+
+
+async def test_connections_to_engines_notice_that_their_machine_is_gone():
+    async with rig() as r:
+        connections = [c for pool in r.router.engines._session.connector._conns.values() for c, _ in pool]
+        assert connections, "the probes keep some"
+        for connection in connections:
+            sock = connection.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, count = (
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count <= 30
 
 
 async def test_with_no_ready_group_the_answer_is_503_with_retry_after_and_the_reason():

@@ -17,16 +17,17 @@ from aiohttp import web
 from headrace_engine.core import Leg, Role
 from headrace_engine.router.body import splice_ticket
 from headrace_engine.router.engines import Engines, refusal
-from headrace_engine.router.exchange import Exchange
+from headrace_engine.router.exchange import ClientGone, Exchange
 from headrace_engine.router.fleet import Charge, Fleet, NoGroup
 from headrace_engine.router.legs import EVENT_STREAM, DecodeLeg, FingerprintRefused, run_prefill_leg
 from headrace_engine.router.metrics import Metrics
-from headrace_engine.router.replies import LegFailure, Reply, error_reply
+from headrace_engine.router.replies import LegFailure, Reply, error_code, error_reply
 from headrace_engine.router.sse import EventReader, StreamBroken, ends_properly
 
 # Decode often hears of a failed prefill before the router does. Prefill's own answer says more and tells who is at
 # fault, so it gets this long to arrive.
 BLAME_SECONDS = 0.5
+KV_TRANSFER_FAILED = "kv_transfer_failed"  # decode's code for KV that does not come
 
 
 class Attempt:
@@ -39,6 +40,7 @@ class Attempt:
         self._exchange = exchange
         self._number = number
         self.used: set[str] = set()
+        self._prefill_charge: Charge | None = None  # the prefill leg that has not answered
 
     async def run(self, tried: AbstractSet[str], avoid: AbstractSet[str]) -> web.StreamResponse:
         """The answer to the client, begun or complete. Raises LegFailure and NoGroup, only before the first byte."""
@@ -93,7 +95,17 @@ class Attempt:
             await asyncio.wait((prefill,), timeout=BLAME_SECONDS)
             if prefill.done():
                 prefill.result()
+            elif error_code(failure.reply.body) == KV_TRANSFER_FAILED:
+                raise self._silent_prefill(failure) from failure
         return first.result()
+
+    def _silent_prefill(self, reported: LegFailure) -> LegFailure:
+        """Decode got no KV, and prefill has said nothing: a frozen group, or a dead node that resets no connection."""
+        charge = self._prefill_charge
+        if charge is None:
+            return reported
+        charge.unreachable(time.monotonic())
+        return LegFailure(Role.PREFILL, charge.group.url, "deadline", reported.reply, retriable=True)
 
     async def _prefill(self, leg: DecodeLeg, decode: Charge, tried: AbstractSet[str], avoid: AbstractSet[str]) -> None:
         """Have a prefill group push. One whose cache has another layout refuses the ticket unused; then the next."""
@@ -109,6 +121,7 @@ class Attempt:
                 raise LegFailure(Role.DECODE, decode.group.url, "unpaired", reply, retriable=True) from error
             with charge:
                 self.used.add(charge.group.url)
+                self._prefill_charge = charge
                 try:
                     await run_prefill_leg(self._engines, charge, exchange.request.path, leg_headers, chunks)
                 except FingerprintRefused:
@@ -152,13 +165,19 @@ class Attempt:
         idle_seconds = self._engines.limits.idle_seconds
         response = await exchange.start(events)
         now = asyncio.get_running_loop().time
+        is_sending = False
         try:
             async with asyncio.timeout(idle_seconds) as silence:
                 while chunk := await reader.whole_events():
                     events = chunk
+                    silence.reschedule(now() + idle_seconds)
+                    is_sending = True
                     await exchange.send(events)
+                    is_sending = False
                     silence.reschedule(now() + idle_seconds)
         except (aiohttp.ClientError, OSError, StreamBroken, TimeoutError) as error:
+            if is_sending and isinstance(error, TimeoutError):
+                raise ClientGone from error  # it does not read, which is no fault of the group's
             charge.unreachable(time.monotonic())
             what = "went silent" if isinstance(error, TimeoutError) else "was lost"
             await exchange.break_off(f"the group that made this answer {what} before its end", "stream_broken")

@@ -13,7 +13,8 @@ class Limits:
     request_seconds: float = 3600.0  # one request from its first byte in to its last byte out
     connect_seconds: float = 5.0  # TCP connection to an engine
     ticket_seconds: float = 60.0  # decode leg sent -> ticket received
-    prefill_seconds: float = 600.0  # prefill leg sent -> pushed
+    # prefill leg sent -> pushed. Decode notices within a lease that a prefill rank is gone; this is for a busy one.
+    prefill_seconds: float = 1800.0
     idle_seconds: float = 300.0  # silence of a decode group that should be streaming
     drain_seconds: float = 30.0  # SIGTERM -> streams still open end with an error
     max_body_bytes: int = 64 * MIB  # of a client's request

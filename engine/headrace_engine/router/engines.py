@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
+from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
@@ -20,6 +22,19 @@ from headrace_engine.router.sse import StreamBroken
 
 # Not the client's: an engine sees only headers that this router has chosen.
 _NO_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+# A machine that loses its power resets no connection, and a leg may be silent for as long as its request takes: the
+# kernel asks after so many seconds of silence, so often, and gives the connection up after about half a minute.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4, socket.TCP_USER_TIMEOUT: 30_000}
+
+
+def _socket_to_engine(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    result = socket.socket(family, kind, protocol)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        result.setsockopt(socket.IPPROTO_TCP, option, value)
+    return result
 
 
 class _Chunks(Payload):
@@ -44,7 +59,7 @@ class Engines:
         self.limits = limits
         self._session = aiohttp.ClientSession(
             # No limit here: the number of requests in flight is bounded at the door.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=_socket_to_engine),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
             auto_decompress=False,
             skip_auto_headers=_NO_AUTO_HEADERS,

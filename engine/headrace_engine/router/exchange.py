@@ -12,7 +12,7 @@ from headrace_engine.router.replies import Reply, error_body
 
 
 class ClientGone(Exception):
-    """The client has closed its connection."""
+    """The client has closed its connection, or does not read: nothing more is said on it."""
 
 
 class Exchange:
@@ -27,6 +27,7 @@ class Exchange:
         self.first_byte_seconds: float | None = None
         self.broken = False  # an error came after the first byte
         self.response: web.StreamResponse | None = None
+        self._transport = request.transport  # the request forgets it when the server closes the connection
         self._timeout: asyncio.Timeout | None = None
         self._timeout_reason = "the request's deadline has passed"
 
@@ -97,15 +98,18 @@ class Exchange:
         except ConnectionResetError as error:
             raise ClientGone from error
 
+    def abort(self) -> None:
+        """Drop the connection with all that is buffered for it: a client that does not read would hold it for ever."""
+        if self._transport is not None:
+            self._transport.abort()
+
     async def break_off(self, message: str, code: str) -> None:
         """After the first byte: an explicit error event, then the end of the stream without `[DONE]`.
 
-        In the middle of a whole answer there is nothing to say it with: the connection is closed. Raises ClientGone.
+        In the middle of a whole answer there is nothing to say it with: the connection is dropped. Raises ClientGone.
         """
         self.broken = True
         if isinstance(self.response, web.Response):
-            if self.request.transport is not None:
-                self.request.transport.close()
             raise ClientGone
         body = error_body(message, type="server_error", code=code)
         await self.send(b"data: " + body + b"\n\n")

@@ -53,6 +53,8 @@ class Relay:
         except ClientGone:
             return exchange.response or web.Response(status=499)  # nobody reads it
         finally:
+            if outcome == "client_gone":
+                exchange.abort()
             self.exchanges.discard(exchange)
             if not self.exchanges:
                 self._idle.set()

@@ -85,7 +85,9 @@ class EventReader:
             if chunk.endswith(EVENT_END) or not chunk:
                 return chunk
             self._buffer += chunk
-        while (end := self._buffer.rfind(EVENT_END)) < 0:
+        searched = 0
+        while (end := self._buffer.rfind(EVENT_END, searched)) < 0:
+            searched = max(0, len(self._buffer) - 1)
             if not await self._fill():
                 return b""
         end += len(EVENT_END)
