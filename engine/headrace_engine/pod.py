@@ -185,6 +185,7 @@ class Pod:
                     await self._frontend.idle.wait()
             except TimeoutError:
                 log.warning("%d requests were not done in time", self._frontend.num_in_flight)
+                self._frontend.end_requests("this engine had to end before the request was done")
             self._frontend.shut_down_ranks()
             deadline = time.monotonic() + SHUTDOWN_SECONDS
         # A follower's ranks leave when the leader tells them; ranks that are not ready yet have nothing to finish.

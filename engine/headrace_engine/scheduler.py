@@ -49,7 +49,7 @@ class SchedulerLimits:
     max_waiting: int  # requests that may queue for blocks
     max_model_len: int  # tokens of prompt and generation together
     eos_token_ids: frozenset[int]
-    reserve_seconds: float = 5.0  # how long a DECODE leg may wait for blocks
+    reserve_seconds: float = 30.0  # how long a DECODE leg may wait for blocks; a router waits longer for its ticket
 
 
 class Scheduler:
@@ -378,7 +378,7 @@ class Scheduler:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> None:
-        """A client is better off on another group than behind a full one: DECODE legs wait for blocks only so long."""
+        """A burst should queue; but a clear error is better than a place in a queue that does not move."""
         for sequence in [s for s in self._waiting if s.leg is Leg.DECODE and not s.was_admitted]:
             if now - sequence.arrival_seconds >= self.limits.reserve_seconds:
                 message = f"no cache space became free within {self.limits.reserve_seconds:g} s"

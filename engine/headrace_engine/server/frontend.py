@@ -105,6 +105,12 @@ class Frontend:
             if view.hello is not None:
                 self._send(view.rank, Shutdown())
 
+    def end_requests(self, reason: str) -> None:
+        """Abort what is in flight; its clients get an error."""
+        for handle in list(self._handles.values()):
+            error = RequestError(503, reason, "service_unavailable", "draining", retriable=True)
+            self._abort(handle, error)
+
     def fail(self, reason: str) -> None:
         """The group cannot go on: end every request with an error, tell the pod. Idempotent."""
         if self._failure is not None or self._is_shut_down:

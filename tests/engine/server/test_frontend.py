@@ -137,6 +137,19 @@ async def test_a_request_that_its_rank_has_ended_is_not_aborted(group: Group) ->
     assert aborted == Abort(other.request_id)
 
 
+async def test_what_a_drain_does_not_finish_is_aborted_and_its_clients_told(group: Group) -> None:
+    await group.ready()
+    handles = [group.submit() for _ in range(3)]
+    group.frontend.end_requests("too late")
+    for handle in handles:
+        assert await group.ranks[handle.rank].receive(Abort) == Abort(handle.request_id)
+        (item,) = await handle.next()
+        assert (item.error.status, item.error.message) == (503, "too late")
+        handle.close()
+    assert group.frontend.idle.is_set()
+    assert [view.num_live for view in group.frontend.ranks] == [0, 0, 0]
+
+
 async def test_a_rank_that_vanishes_fails_the_group_and_every_request(group: Group) -> None:
     await group.ready()
     handle = group.submit()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from headrace_engine.core import SamplingParams
 from headrace_engine.sampler import NOT_FINITE, Draw, sample, uniform
@@ -42,6 +47,35 @@ def test_frequencies_follow_the_softmax() -> None:
 def test_truncation_keeps_only_the_likeliest(params: SamplingParams, allowed: set[int]) -> None:
     frequencies = draw_many([0.0, 1.0, 2.0, 3.0], params)
     assert {i for i, f in enumerate(frequencies) if f} == allowed
+
+
+@given(
+    logits=st.lists(st.integers(-60, 60), min_size=1, max_size=12, unique=True),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    top_k=st.integers(0, 14),
+    top_p=st.sampled_from([0.05, 0.35, 0.62, 0.93, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_draw_is_that_of_the_distribution_that_transformers_makes(
+    logits: list[int], temperature: float, top_k: int, top_p: float
+) -> None:
+    """Temperature, then top-k, then top-p of what is left, then the inverse of the cumulative distribution."""
+    scores = torch.tensor([logits], dtype=torch.float64) / 10 / temperature
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(torch.zeros(1, 1), scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(torch.zeros(1, 1), scores)
+    expected = torch.softmax(scores[0], 0).tolist()
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=5)
+    rows = (torch.tensor(logits) / 10).repeat(400, 1)
+    tokens = sample(rows, [Draw(params, position) for position in range(400)])
+    assert set(tokens) <= {i for i, p in enumerate(expected) if p}
+    # The same 400 uniform numbers, placed on the reference's distribution: largest first where it was truncated.
+    order = sorted(range(len(logits)), key=lambda i: -expected[i]) if top_k or top_p < 1 else range(len(logits))
+    ends = dict(zip(order, itertools.accumulate(expected[i] for i in order), strict=True))
+    for position, token in enumerate(tokens):
+        number = uniform(5, position)
+        assert ends[token] - expected[token] - 1e-5 <= number <= ends[token] + 1e-5
 
 
 def test_top_p_over_more_candidates_than_are_sorted_first() -> None:

@@ -239,7 +239,9 @@ class TestDecodeLeg:
         scheduler.add(request("e", 9, Leg.DECODE), 0)
         shape(scheduler, now=0)
         issue(scheduler, 1)
-        shape(scheduler, now=5.0)
+        shape(scheduler, now=scheduler.limits.reserve_seconds - 0.1)
+        assert scheduler.take_actions() == []
+        shape(scheduler, now=scheduler.limits.reserve_seconds)
         (refused,) = scheduler.take_actions()
         assert isinstance(refused, Refused)
         assert (refused.request_id, refused.error.status, refused.error.retriable) == ("e", 503, True)
