@@ -34,8 +34,10 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the module's own."""
+    """A namespace of the module's own; what an interrupted run left of it is removed first."""
     name = "e2e-" + request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_").replace("_", "-")
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=true", "--timeout=120s",
+                    timeout_seconds=150)  # fmt: skip
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout_seconds=150)
