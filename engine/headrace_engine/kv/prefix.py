@@ -112,17 +112,23 @@ class PrefixIndex:
 
     def evict_block(self) -> None:
         """Give up the least recently used leaf, preferably one that no sequence shares."""
-        leaf = next(
-            (node for node in self._oldest_first if not node.children and not self._blocks.is_used(node.block)),
-            None,
-        )
-        # A leaf in use may hide idle ancestors: its sequence computed the same prefix itself, in blocks of its own.
-        if leaf is None:
-            leaf = next((node for node in self._oldest_first if not node.children), None)
-        if leaf is None:
-            raise ValueError("nothing is cached")
+        leaf = self._oldest_leaf()
+        first_used: _Node | None = None
+        # What a sequence uses is young, whenever it was matched: said here once, so that the next search begins after
+        # it. A leaf in use may hide idle ancestors (its sequence computed the same prefix itself, in blocks of its
+        # own): when all leaves are in use, one of them goes.
+        while self._blocks.is_used(leaf.block) and leaf is not first_used:
+            first_used = first_used or leaf
+            self._touch(leaf)
+            leaf = self._oldest_leaf()
         self._drop_snapshot(leaf)
         self._prune(leaf)
+
+    def _oldest_leaf(self) -> _Node:
+        oldest = next(iter(self._oldest_first), None)
+        if oldest is None:
+            raise ValueError("nothing is cached")
+        return oldest
 
     def evict_snapshot(self) -> None:
         """Give up the least recently used snapshot that nobody copies now, and the blocks that only it made usable."""

@@ -175,3 +175,26 @@ def test_prefix_blocks_shared_with_a_quarantined_request_stay_cached() -> None:
     pool.end_quarantine(1)
     assert pool.match_prefix(tokens(2), max_tokens=8).num_tokens == 8
     pool.check_integrity()
+
+
+def test_allocating_does_not_search_through_the_blocks_of_running_sequences_each_time() -> None:
+    pool = BlockPool(num_blocks=1000, num_slots=1, block_size=BLOCK, needs_snapshots=False)
+    for sequence in range(5):  # long ones that run on: their cached blocks are the oldest, and in use
+        block_ids = pool.allocate_blocks(100)
+        pool.cache_prefix([sequence * 1000 + i for i in range(100 * BLOCK)], block_ids)
+    for sequence in range(400):
+        run_and_cache(pool, [-1 - sequence] * BLOCK)
+    pool.allocate_blocks(100)  # what is free
+    num_looks = 0
+    is_used = pool._blocks.is_used
+
+    def counting(item: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return is_used(item)
+
+    pool._blocks.is_used = counting  # type: ignore[method-assign]
+    for _ in range(300):
+        pool.allocate_blocks(1)
+    assert num_looks < 1000
+    pool.check_integrity()
