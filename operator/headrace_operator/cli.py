@@ -115,14 +115,11 @@ def _up(args: argparse.Namespace) -> int:
 async def _run_up(deployment: Any, args: argparse.Namespace) -> int:
     from headrace_operator.local.up import LocalDeployment, PodFailed, say
 
-    stop = asyncio.Event()
-    task = asyncio.current_task()
+    stop, kill = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        if stop.is_set() and task:
-            task.cancel()  # the second one
-        stop.set()
+        (kill if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -132,11 +129,9 @@ async def _run_up(deployment: Any, args: argparse.Namespace) -> int:
         say(str(error))
         return 2
     try:
-        await local.run(stop)
+        await local.run(stop, kill)
     except PodFailed as error:
         say(str(error))
-        return 1
-    except asyncio.CancelledError:  # stopped twice; all processes are gone
         return 1
     except (ValueError, OSError) as error:
         say(str(error))

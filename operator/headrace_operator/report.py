@@ -24,9 +24,8 @@ def status_table(body: Mapping[str, Any]) -> str:
     rows += [(c.type, c.status, c.reason, c.message.partition("\n")[0]) for c in status.conditions]
     parts.append(_aligned(rows))
     for rebuild in status.rebuilds:
-        head = (
-            f"{rebuild.role} group {rebuild.group}: failed {rebuild.failures} times in a row, last {rebuild.last_time}"
-        )
+        what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is being replaced since"
+        head = f"{rebuild.role} group {rebuild.group}: {what} {rebuild.last_time}"
         parts.append(f"{head}\n{_indented(rebuild.message)}")
     return "\n\n".join(parts) + "\n"
 

@@ -122,6 +122,15 @@ def test_status_shows_roles_conditions_and_failures() -> None:
     assert "    no memory" in table
 
 
+def test_status_calls_a_replacement_no_failure() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored())
+    cluster.run(stored({"spec.engine": {"maxSequences": 8}}))
+    table = status_table({**resource(), "status": as_applied(cluster.status)})
+    assert "decode group 0: is being replaced since" in table
+    assert "failed 0 times" not in table
+
+
 def test_status_without_a_cluster_says_what_to_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

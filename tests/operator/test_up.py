@@ -157,6 +157,37 @@ def test_a_pod_that_ignores_the_signal_is_killed_after_the_drain_time(
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+def test_two_signals_at_once_end_it_at_once(start: Callable[..., Up]) -> None:
+    up = start({"spec.drainTimeoutSeconds": 600}, engine(on_term="None"))
+    up.wait_ready()
+    pids = [p["pid"] for p in up.description["pods"]]
+    up.process.send_signal(signal.SIGTERM)
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(timeout=20) == 0
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_template_reaches_local_processes_as_it_would_a_pod(start: Callable[..., Up]) -> None:
+    template = {
+        "env": [{"name": "A", "value": "at $(HEADRACE_POD_IP)"}],
+        "podSpec": {"containers": [{"name": "mesh", "image": "mesh:1"}]},
+    }
+    up = start(
+        {
+            "spec.roles.1.template": template,
+            "spec.router": {"template": {"env": [{"name": "B", "value": "2"}]}},
+            "spec.engine": {"extraArgs": ["--a=$(A)", "--b=$(UNKNOWN)", "--c=$$(A)"]},
+        }
+    )
+    up.wait_ready()
+    argv, environment = fetch(up.pod("decode")["url"] + "/argv")
+    assert environment["A"] == "at 127.0.0.1"
+    assert argv[-3:] == ["--a=at 127.0.0.1", "--b=$(UNKNOWN)", "--c=$(A)"]
+    assert fetch(up.description["router"] + "/argv")[1]["B"] == "2"
+    assert "decode: containers besides the engine are not run here: mesh" in up.errors.read_text()
+    assert up.stop() == 0
+
+
 def test_a_pod_that_cannot_start_ends_all_with_its_last_words(start: Callable[..., Up]) -> None:
     up = start(engine_text=engine(fails="flags['--role'] == 'decode'"))
     assert up.process.wait(timeout=30) == 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,43 @@ class NotLocal(ValueError):
 
 def local_environment(body: Mapping[str, Any]) -> dict[str, str]:
     """The engine container's environment with what a kubelet would fill in. Raises NotLocal."""
-    metadata = body["metadata"]
+    return environment_of(engine_container(body)["env"], body["metadata"])
+
+
+def environment_of(variables: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any]) -> dict[str, str]:
+    """A container's `env`, in a pod with this metadata, as plain text. Raises NotLocal."""
     fields = {**_FIELDS, "metadata.name": metadata["name"], "metadata.namespace": metadata["namespace"]}
-    result = {}
-    for variable in engine_container(body)["env"]:
+    result: dict[str, str] = {}
+    for variable in variables:
         if "valueFrom" not in variable:
-            result[variable["name"]] = str(variable.get("value", ""))
+            result[variable["name"]] = expanded(str(variable.get("value", "")), result)
             continue
         path = (variable["valueFrom"].get("fieldRef") or {}).get("fieldPath")
         if path not in fields:
             raise NotLocal(f"env {variable['name']}: its valueFrom needs a cluster; give a value to run locally")
         result[variable["name"]] = fields[path]
     return result
+
+
+def local_command(body: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """The engine container's program and arguments."""
+    container = engine_container(body)
+    return [expanded(str(word), environment) for word in [*container["command"], *container["args"]]]
+
+
+def expanded(text: str, environment: Mapping[str, str]) -> str:
+    """`text` with $(NAME) replaced as a kubelet does: $$ stands for $, and an unknown name stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else environment.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
+
+
+def not_run_here(body: Mapping[str, Any]) -> list[str]:
+    """Names of a pod's containers besides the engine: there is no image to run them from."""
+    others = [*body["spec"].get("initContainers", []), *body["spec"]["containers"]]
+    return [container["name"] for container in others if container["name"] != names.CONTAINER_ENGINE]
 
 
 def engine_container(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,11 +87,11 @@ class LocalPod:
         cls, key: GroupKey, index: int, body: Mapping[str, Any], ports: PodPorts, log_dir: Path, bin_dir: Path | None
     ) -> LocalPod:
         """Run a rendered pod."""
-        container = engine_container(body)
-        program, *arguments = [str(word) for word in [*container["command"], *container["args"]]]
+        environment = local_environment(body)
+        program, *arguments = local_command(body, environment)
         name = body["metadata"]["name"]
         process = await LocalProcess.start(
-            [find_program(program, bin_dir), *arguments], local_environment(body), log_dir / f"{name}.log"
+            [find_program(program, bin_dir), *arguments], environment, log_dir / f"{name}.log"
         )
         return cls(key, index, name, ports, process, started_at=time.time())
 

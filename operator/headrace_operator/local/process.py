@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -50,7 +51,7 @@ class LocalProcess:
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=functools.partial(_end_with_parent, os.getpid()),
             )
         return cls(process, log)
 
@@ -84,7 +85,9 @@ class LocalProcess:
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Linux: get SIGTERM when the parent dies without stopping us, so that nothing is left running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before the kernel was asked

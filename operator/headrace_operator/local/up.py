@@ -20,7 +20,7 @@ import aiohttp
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.groups import GroupKey, Rebuild, RoleState
-from headrace_operator.local.pods import LocalPod, engine_container, local_environment
+from headrace_operator.local.pods import LocalPod, environment_of, local_command, local_environment, not_run_here
 from headrace_operator.local.ports import HOST, assign
 from headrace_operator.local.process import LocalProcess, find_program
 from headrace_operator.render.objects import Owner
@@ -65,6 +65,10 @@ class LocalDeployment:
         self._rebuilds: dict[str, dict[int, Rebuild]] = {role.name: {} for role in deployment.spec.roles}
         self._router: LocalProcess | None = None
         self._router_program = find_program(ROUTER, bin_dir)
+        self._router_environment = environment_of(
+            deployment.spec.router.template.env,
+            {"name": names.router_name(self._owner.name), "namespace": self._owner.namespace},
+        )
         self._check_pods()
         self._log_dir = Path(tempfile.mkdtemp(prefix=f"headrace-{self._owner.name}-"))
         self._started_at = time.monotonic()
@@ -75,11 +79,12 @@ class LocalDeployment:
         for role, group, index in self._ports:
             key = GroupKey(role, self._templates[role].revision, group)
             body = self._render(key, index)
-            local_environment(body)
-            find_program(engine_container(body)["command"][0], self._bin_dir)
+            find_program(local_command(body, local_environment(body))[0], self._bin_dir)
+            if group == index == 0 and (others := not_run_here(body)):
+                say(f"{role}: containers besides the engine are not run here: {', '.join(others)}")
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; everything is ended before it returns or raises PodFailed."""
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """Until `stop`; all processes are ended (at once if `kill`) before it returns or raises PodFailed."""
         say(f"logs are in {self._log_dir}")
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_SECONDS)
         try:
@@ -92,14 +97,14 @@ class LocalDeployment:
                     except TimeoutError:
                         continue
         finally:
-            await self._stop_all()
+            await self._stop_all(kill)
 
     async def _start_router(self) -> None:
         leaders = [(role, f"http://{HOST}:{ports.http}") for (role, _, pod), ports in self._ports.items() if pod == 0]
         model, drain = self._deployment.spec.model.name, self._deployment.spec.drain_timeout_seconds
         _, *arguments = static_router_command(model, HOST, self._router_port, drain, leaders)
         log = self._log_dir / f"{names.router_name(self._owner.name)}.log"
-        self._router = await LocalProcess.start([self._router_program, *arguments], {}, log)
+        self._router = await LocalProcess.start([self._router_program, *arguments], self._router_environment, log)
 
     async def _step(self, session: aiohttp.ClientSession) -> None:
         """Look at every process, then do what the plan says."""
@@ -181,8 +186,8 @@ class LocalDeployment:
             if pod.uid == deletion.uid:
                 pod.stop(template.drain_timeout_seconds + EXIT_SECONDS if grace is None else grace)
 
-    async def _stop_all(self) -> None:
-        """End everything: SIGTERM to all, SIGKILL to what is left after the drain time (or at the second Ctrl-C)."""
+    async def _stop_all(self, kill: asyncio.Event) -> None:
+        """End everything: SIGTERM to all, SIGKILL to what is left after the drain time, or on `kill`."""
         processes = [pod.process for pod in self._pods.values()] + ([self._router] if self._router else [])
         running = [process for process in processes if process.exit_code is None]
         if running:
@@ -190,12 +195,15 @@ class LocalDeployment:
         for process in running:
             process.signal(signal.SIGTERM)
         grace = self._deployment.spec.drain_timeout_seconds + EXIT_SECONDS if self._was_ready else EXIT_SECONDS
-        ended = asyncio.gather(*(process.wait() for process in processes))
+        ended: asyncio.Future[Any] = asyncio.gather(*(process.wait() for process in processes))
+        told: asyncio.Future[Any] = asyncio.ensure_future(kill.wait())
         try:
-            await asyncio.wait_for(asyncio.shield(ended), grace)
-        except (TimeoutError, asyncio.CancelledError):
-            for process in processes:
-                process.signal(signal.SIGKILL)
+            await asyncio.wait([ended, told], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            if not ended.done():
+                for process in processes:
+                    process.signal(signal.SIGKILL)
             await ended
 
     def _all_ready(self) -> bool:
