@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 64
     max_waiting: int = 512
     num_blocks: int = 0
-    lease_seconds: float = 300.0
+    lease_seconds: float = 30.0
     request_timeout_seconds: float = 3600.0
     threads: int = 0
     drain_seconds: float = 600.0
@@ -180,7 +180,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add(
         limits,
         "lease_seconds",
-        "life of a ticket: must cover queueing and prefill of the longest prompt",
+        "how long decode waits for a prefill rank that has gone silent",
         type=float,
         metavar="S",
     )

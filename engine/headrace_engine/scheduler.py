@@ -379,11 +379,19 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         """A burst should queue; but a clear error is better than a place in a queue that does not move."""
-        for sequence in [s for s in self._waiting if s.leg is Leg.DECODE and not s.was_admitted]:
-            if now - sequence.arrival_seconds >= self.limits.reserve_seconds:
-                message = f"no cache space became free within {self.limits.reserve_seconds:g} s"
-                self._refuse(sequence.request_id, _unavailable(message, "overloaded"))
-                self._end_early(sequence, message)
+        late: list[Sequence] = []
+        for sequence in self._waiting:  # the preempted, then the others in order of arrival
+            if sequence.leg is not Leg.DECODE:
+                break  # an engine of another role: nothing expires
+            if sequence.was_admitted:
+                continue
+            if now - sequence.arrival_seconds < self.limits.reserve_seconds:
+                break
+            late.append(sequence)
+        for sequence in late:
+            message = f"no cache space became free within {self.limits.reserve_seconds:g} s"
+            self._refuse(sequence.request_id, _unavailable(message, "overloaded"))
+            self._end_early(sequence, message)
 
     def _end_early(self, sequence: Sequence, reason: str) -> None:
         if sequence.leg is Leg.PREFILL:

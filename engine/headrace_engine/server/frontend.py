@@ -229,12 +229,17 @@ class Frontend:
             view.state = message
         else:
             for item in message.items:
-                self._deliver(item)
+                self._deliver(item, view)
 
-    def _deliver(self, item: Item) -> None:
+    def _deliver(self, item: Item, sender: RankView) -> None:
         handle = self._handles.get(item.request_id)
         if handle is None:
             return  # closed: the client has left, and the rank will soon hear of it
+        if handle.rank != sender.rank:
+            log.warning(
+                "dropped a word of rank %d on %s, which rank %d has", sender.rank, handle.request_id, handle.rank
+            )
+            return
         is_last = isinstance(item, Pushed | Failed) or (isinstance(item, Tokens) and item.finish_reason is not None)
         if is_last:
             self._finish(handle, item)

@@ -186,6 +186,16 @@ async def test_a_stranger_on_the_control_port_changes_nothing(group: Group) -> N
     stranger.close()
 
 
+async def test_only_a_requests_own_rank_speaks_for_it(group: Group) -> None:
+    await group.ready()
+    handle = group.submit()
+    others = [rank for rank in group.ranks if rank.rank != handle.rank]
+    others[0].send(Batch([Tokens(handle.request_id, [6], FinishReason.STOP)]))
+    await asyncio.sleep(0.1)
+    group.ranks[handle.rank].send(Batch([Tokens(handle.request_id, [5], FinishReason.STOP)]))
+    assert await handle.next() == [Tokens(handle.request_id, [5], FinishReason.STOP)]
+
+
 async def test_rubbish_on_the_control_port_is_dropped(group: Group) -> None:
     await group.ready()
     group.ranks[0].socket.send(b"rubbish")

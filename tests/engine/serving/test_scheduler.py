@@ -246,6 +246,17 @@ class TestDecodeLeg:
         assert isinstance(refused, Refused)
         assert (refused.request_id, refused.error.status, refused.error.retriable) == ("e", 503, True)
 
+    def test_only_those_that_are_late_are_looked_at(self) -> None:
+        scheduler = make(num_blocks=3, snapshots=False)
+        scheduler.add(request("d", 9, Leg.DECODE), 0)
+        shape(scheduler)
+        issue(scheduler, 1)
+        for arrival in range(4):
+            scheduler.add(request(f"e{arrival}", 9, Leg.DECODE), arrival)
+        shape(scheduler, now=1 + scheduler.limits.reserve_seconds)
+        assert [a.request_id for a in scheduler.take_actions() if isinstance(a, Refused)] == ["e0", "e1"]
+        assert scheduler.num_waiting == 2
+
     def test_a_completion_of_another_generation_changes_nothing(self) -> None:
         scheduler = make(snapshots=False)
         scheduler.add(request("d", 9, Leg.DECODE), 0)
