@@ -52,6 +52,11 @@ class Engine:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": self._scratch.name}
         self.process = subprocess.Popen(command, stdout=self.log_file, stderr=subprocess.STDOUT, env=environment)
 
+    @property
+    def scratch(self) -> str:
+        """Its TMPDIR."""
+        return self._scratch.name
+
     def log(self) -> str:
         return Path(self.log_file.name).read_text()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,17 +21,10 @@ from tests.pd.engines import (
     round_trip,
     running,
 )
+from tests.pd.reference import Reference
 
-from headrace_engine.models.deepseek_v4.tiny import write_tiny
-
-LENGTHS = [1, 2, 3, *range(BLOCK - 1, 2 * BLOCK + 2), 4 * BLOCK, 4 * BLOCK + 1, 130, 200, 2000]
-
-
-@pytest.fixture(scope="module")
-def unified() -> Iterator[Engine]:
-    engine = Engine("--role", "unified")
-    with running(engine):
-        yield engine
+# Every residue modulo the block, and around the tiny model's boundaries: ratios 4 and 8, window 8, index from 20 on.
+LENGTHS = [1, 2, 3, 4, 5, *range(BLOCK - 1, 3 * BLOCK + 2), 4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 130, 200, 2000]
 
 
 @pytest.fixture(scope="module")
@@ -42,46 +34,25 @@ def pair() -> Iterator[tuple[Engine, Engine]]:
         yield engines
 
 
-def test_one_engine_gives_the_tokens_of_transformers(unified: Engine, tmp_path: Path) -> None:
-    """Everything else here is compared with one engine; this is what makes that a comparison."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    write_tiny(tmp_path, "v4", 0)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    for prompt in prompts_of([1, 2, 3, BLOCK, 4 * BLOCK + 1, 200]):
-        with torch.inference_mode():
-            tokens = reference.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
-        assert generate(unified.url, prompt) == tokens[0, len(prompt) :].tolist(), len(prompt)
-
-
-def test_every_residue_gives_the_tokens_of_one_engine(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+def test_apart_and_together_give_the_tokens_of_transformers(
+    unified: Engine, pair: tuple[Engine, Engine], reference: Reference
+) -> None:
     prefill, decode = pair
     for prompt in prompts_of(LENGTHS):
-        assert pd_tokens(prefill.url, decode.url, prompt) == generate(unified.url, prompt), len(prompt)
+        expected = reference.tokens(prompt, 8)
+        assert generate(unified.url, prompt) == expected, f"together, {len(prompt)} tokens"
+        assert pd_tokens(prefill.url, decode.url, prompt) == expected, f"apart, {len(prompt)} tokens"
     prefill.wait_all_free()
     decode.wait_all_free()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 3, 4096])
-def test_tokens_do_not_depend_on_how_prefill_cuts_prompts(
-    unified: Engine, pair: tuple[Engine, Engine], chunk: int
-) -> None:
-    prefill = Engine("--role", "prefill", "--max-batch-tokens", str(chunk))
-    with running(prefill):
-        for prompt in prompts_of([2, BLOCK, 2 * BLOCK + 1, 60], first=170):
-            assert pd_tokens(prefill.url, pair[1].url, prompt) == generate(unified.url, prompt), len(prompt)
-
-
-def test_many_at_once(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+def test_32_different_prompts_at_once(unified: Engine, pair: tuple[Engine, Engine], reference: Reference) -> None:
     prefill, decode = pair
     prompts = prompts_of([5 + 3 * i for i in range(32)], first=50)
+    expected = [reference.tokens(prompt, 8) for prompt in prompts]
     with ThreadPoolExecutor(32) as pool:
-        apart = list(pool.map(lambda prompt: pd_tokens(prefill.url, decode.url, prompt), prompts))
-        together = list(pool.map(lambda prompt: generate(unified.url, prompt), prompts))
-    assert apart == together
+        assert list(pool.map(lambda prompt: generate(unified.url, prompt), prompts)) == expected
+        assert list(pool.map(lambda prompt: pd_tokens(prefill.url, decode.url, prompt), prompts)) == expected
 
 
 def test_cached_tokens_are_prefills_own_hits_never_what_was_received(pair: tuple[Engine, Engine]) -> None:
@@ -132,15 +103,16 @@ def test_sampling_with_a_seed_is_the_same_apart_and_together(unified: Engine, pa
     assert apart == generate(unified.url, prompt, temperature=1.0, top_p=0.9, seed=7)
 
 
-def test_the_clients_leaving_aborts_decode_and_frees_its_blocks(pair: tuple[Engine, Engine]) -> None:
+def test_the_clients_leaving_frees_the_blocks_of_both_engines(pair: tuple[Engine, Engine]) -> None:
     prefill, decode = pair
     (prompt,) = prompts_of([30], first=70)
     body = completion(prompt)
     headers = {"x-headrace-leg": "decode"}
     with httpx.stream("POST", f"{decode.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT) as response:
         _, ticket = next(iter(Events(response)))
-    # Prefill does not know, and writes: into quarantined blocks, which its completion sets free.
-    post_prefill(prefill.url, body, ticket)
+    decode.wait_all_free()  # nobody had taken the ticket, so nobody may write
+    reply = post_prefill(prefill.url, body, ticket)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "kv_transfer_failed")
     decode.wait_all_free()
     prefill.wait_all_free()
 
@@ -167,8 +139,28 @@ def test_a_bad_request_is_refused_plainly_and_reserves_nothing(
         reply = post_prefill(engine.url, body, _ticket(pair, [20, 21, 22]))
     else:
         reply = httpx.post(f"{engine.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
-    pair[0].wait_all_free()
+    _assert_refused(reply, status, code)
+    for each in pair:
+        each.wait_all_free()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("leg", ["decode", "prefill"])
+@pytest.mark.parametrize("data", [b"", b"{", b'{"model": "tiny",', b"[1]", b'"text"', b"\xff\xfe"])
+def test_what_is_no_json_object_is_refused_plainly_and_reserves_nothing(
+    pair: tuple[Engine, Engine], leg: str, path: str, data: bytes
+) -> None:
+    engine = pair[0] if leg == "prefill" else pair[1]
+    reply = httpx.post(f"{engine.url}{path}", content=data, headers={"x-headrace-leg": leg}, timeout=TIMEOUT)
+    _assert_refused(reply, 400, reply.json()["error"]["code"])
+    engine.wait_all_free()
+
+
+def _assert_refused(reply: httpx.Response, status: int, code: str | None) -> None:
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (status, code), error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
 
 
 def _ticket(pair: tuple[Engine, Engine], prompt: list[int]) -> str:
@@ -186,8 +178,12 @@ def test_a_ticket_for_another_prompt_is_refused(pair: tuple[Engine, Engine]) -> 
 
 
 def test_a_ticket_is_good_for_one_push(pair: tuple[Engine, Engine]) -> None:
-    ticket = _ticket(pair, [20, 21, 22])
-    replies = [post_prefill(pair[0].url, completion([20, 21, 22]), ticket) for _ in range(2)]
+    body = completion([20, 21, 22])
+    headers = {"x-headrace-leg": "decode"}
+    url = f"{pair[1].url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT) as response:
+        ticket = next(iter(Events(response)))[1]
+        replies = [post_prefill(pair[0].url, body, ticket) for _ in range(2)]
     assert [reply.status_code for reply in replies] == [200, 409]
     assert replies[1].json()["error"]["code"] == "stale_ticket"
 
