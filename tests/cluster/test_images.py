@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from e2e.cluster.onemachine import dependencies, devicecode, images, layers, mounts, source
+from e2e.cluster.onemachine import binaries, dependencies, devicecode, images, layers, mounts, source
 from e2e.cluster.onemachine.devicecode import Range
 from e2e.cluster.onemachine.files import digest_of, digest_of_files, write_if_changed
 from e2e.cluster.onemachine.layers import RunConfig, merged_config
@@ -151,3 +151,24 @@ def test_ranges_are_in_the_order_of_the_file(tmp_path: Path) -> None:
 def test_mounts_are_taken_deepest_first_and_only_below_the_folder() -> None:
     proc_mounts = "o /c/a o\no /c/a/b o\no /cc/x o\no /c o\no /c/with\\040blank o\n"
     assert mounts.below(Path("/c"), proc_mounts) == ["/c/with blank", "/c/a/b", "/c/a"]
+
+
+def test_an_interrupted_build_is_not_taken_for_a_finished_one_and_its_draft_goes_once_its_command_is_dead(
+    tmp_path: Path,
+) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    abandoned = tmp_path / f"{binaries.DRAFT}{dead.pid}-x"
+    being_filled = tmp_path / f"{binaries.DRAFT}{os.getpid()}-y"
+    for draft in (abandoned, being_filled):
+        draft.mkdir()
+
+    def interrupted(draft: Path) -> None:
+        (draft / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        binaries.build_once(tmp_path / "tool-1", "tool-*", interrupted)
+    assert list(tmp_path.iterdir()) == [being_filled]
+    binaries.build_once(tmp_path / "tool-1", "tool-*", lambda draft: (draft / "whole").touch())
+    assert (tmp_path / "tool-1" / "whole").exists()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.cluster.onemachine import traces
+from e2e.cluster.onemachine import cgroups, network, traces
 
 CLUSTER = Path("/cache/cluster")
 
@@ -68,3 +68,32 @@ def test_what_another_containerd_or_kubelet_uses_stays(root: Path) -> None:
 
 def test_a_machine_without_traces_is_fine(root: Path) -> None:
     traces.remove(CLUSTER, root)
+
+
+def test_cgroups_of_all_nodes_go_from_every_hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    for hierarchy in ("cpu,cpuacct", "memory", "unified"):
+        (tmp_path / hierarchy / cgroups.TREE / "node1" / "kubepods" / "pod1").mkdir(parents=True)
+        (tmp_path / hierarchy / "cgroup.procs").touch()
+        (tmp_path / hierarchy / "another").mkdir()
+    (tmp_path / "cpu").symlink_to("cpu,cpuacct")
+    cgroups.remove()
+    cgroups.remove()
+    assert not list(tmp_path.glob(f"*/{cgroups.TREE}"))
+    assert len(list(tmp_path.glob("*/another"))) == 4
+
+
+def test_only_results_of_our_pods_and_of_dead_namespaces_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CNI_RESULTS", tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "live-namespace").touch()
+    results = {
+        f"{network.POD_NETWORK_NAME}-1-eth0": "{}",
+        "cni-loopback-dead-lo": f'{{"result": {{"interfaces": [{{"sandbox": "{tmp_path}/dead-namespace"}}]}}}}',
+        "cni-loopback-live-lo": f'{{"result": {{"interfaces": [{{"sandbox": "{tmp_path}/live-namespace"}}]}}}}',
+        "another-1-eth0": "{}",
+    }
+    for name, content in results.items():
+        (tmp_path / "results" / name).write_text(content)
+    network._remove_cni_results()
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"cni-loopback-live-lo", "another-1-eth0"}

@@ -21,6 +21,7 @@ from . import (
     nodes,
     ownership,
     pki,
+    pruning,
     traces,
 )
 from .addresses import CONTROL_PLANE_LISTENERS, KWOK, NODES, REGISTRY_LISTENER
@@ -63,18 +64,31 @@ class Cluster:
 
     def up_with_images(self) -> dict[str, str]:
         """`up` and `make_images` at the same time: the one waits for the compiler, the other for downloads."""
-        self._prepare()
+        self._prepare(host.MIN_FREE_FOR_IMAGES_TOO_BYTES)
         self.start_registry()
-        made: dict[str, str] = {}
-        maker = self.progress.of_part("images")
-        together(self._bring_up, lambda: made.update(images.ensure_all(self.layout, maker)))
-        return made
+        made: list[images.Made] = []
+        progress = self.progress.of_part("images")
+        together(self._bring_up, lambda: made.append(images.ensure_all(self.layout, progress)))
+        self._prune(made[0])
+        return made[0].references()
 
     def make_images(self) -> dict[str, str]:
         """Makes the images that changed; needs no cluster. Returns references by name."""
         self._prepare()
         self.start_registry()
-        return images.ensure_all(self.layout, self.progress)
+        made = images.ensure_all(self.layout, self.progress)
+        self._prune(made)
+        return made.references()
+
+    def _prune(self, made: images.Made) -> None:
+        """Removes old images, if the API server is there to tell what is in use."""
+        if not (self.daemons.is_alive("kube-apiserver") and self.kubectl.is_ready()):
+            return
+        # Workloads name images for pods to come; the operator's Deployment names the engine's.
+        kinds = "pods,deployments,statefulsets,daemonsets,jobs"
+        objects = self.kubectl("get", kinds, "-A", "-o", "json", what="reading which images are in use")
+        in_use = pruning.references_in(objects) | {f"{image.name}:{image.tag}" for image in made.all()}
+        pruning.prune(self.layout, self.layout.registry_config, in_use, time.time(), self.progress)
 
     def _bring_up(self) -> None:
         binaries.ensure_controlplane(self.layout, self.progress)
@@ -173,7 +187,7 @@ class Cluster:
         wait_until(f"{', '.join(names)} Ready", all_ready, timeout_seconds=START_TIMEOUT_SECONDS, log=log)
         self.progress(f"Ready: {', '.join(names)}")
 
-    def _prepare(self) -> None:
+    def _prepare(self, free_bytes_for_build: int = host.MIN_FREE_FOR_BUILD_BYTES) -> None:
         host.require_root()
         ownership.require_not_foreign(self.layout)
         self._end_orphans()
@@ -181,7 +195,7 @@ class Cluster:
         host.require_kernel_features()
         shutil.rmtree(self.layout.scratch, ignore_errors=True)  # of a command that was killed; the lock is ours
         is_built = self.binaries.exists()
-        host.require_disk(self.layout.cache, host.MIN_FREE_BYTES if is_built else host.MIN_FREE_FOR_BUILD_BYTES)
+        host.require_disk(self.layout.cache, host.MIN_FREE_BYTES if is_built else free_bytes_for_build)
 
     def _settle_remains(self) -> None:
         """If nothing but perhaps the registry lives, whatever is on the machine is the remains of an unclean stop."""

@@ -166,7 +166,7 @@ def coredns(binaries: Path, layout: Layout) -> Daemon:
 
 def registry(layout: Layout) -> Daemon:
     """Debian's docker-registry, on loopback, reached by every containerd."""
-    config = layout.config / "registry.yaml"
+    config = layout.registry_config
     content = {
         "version": 0.1,
         "log": {"level": "warn", "accesslog": {"disabled": True}},

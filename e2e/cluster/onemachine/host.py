@@ -31,7 +31,8 @@ SEARCH_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"  # D
 
 GIB = 1 << 30
 MIN_FREE_BYTES = 6 * GIB  # a running cluster with images; the first build of everything checks for more
-MIN_FREE_FOR_BUILD_BYTES = 14 * GIB  # the Go build cache alone takes about 6
+MIN_FREE_FOR_BUILD_BYTES = 14 * GIB  # Go's caches take about 5
+MIN_FREE_FOR_IMAGES_TOO_BYTES = 24 * GIB  # each of three nodes unpacks the engine's image: 4 each
 
 
 @dataclass(frozen=True)

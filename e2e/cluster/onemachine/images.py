@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import dependencies, kernels, rootfs, source
@@ -44,22 +45,34 @@ def ensure_pause(binary: Path, layout: Layout) -> Image:
     return image
 
 
-def ensure_all(layout: Layout, progress: Progress) -> dict[str, str]:
-    """Makes what is missing; returns image references by the names that others use for them.
+@dataclass(frozen=True)
+class Made:
+    """The images of the present sources: those that others use, by the name they use, and those in between."""
 
-    The registry must answer.
-    """
+    named: dict[str, Image]
+    between: tuple[Image, ...]
+
+    def references(self) -> dict[str, str]:
+        return {name: str(image) for name, image in self.named.items()}
+
+    def all(self) -> list[Image]:
+        return [*self.named.values(), *self.between]
+
+
+def ensure_all(layout: Layout, progress: Progress) -> Made:
+    """Makes what is missing. The registry must answer."""
     maker = _Maker(layout, progress)
     base = maker.base()
     torch = maker.dependencies_of("headrace-torch", base, dependencies.ENGINE)
     compiled = maker.kernels(torch)
     operator_deps = maker.dependencies_of("headrace-operator-deps", base, dependencies.OPERATOR)
-    return {
-        "base": str(base),
-        "torch": str(torch),
-        "operator": str(maker.code("headrace-operator", operator_deps, entrypoint="headrace-operator")),
-        "engine": str(maker.code("headrace-engine", compiled, entrypoint="headrace-engine")),
+    named = {
+        "base": base,
+        "torch": torch,
+        "operator": maker.code("headrace-operator", operator_deps, entrypoint="headrace-operator"),
+        "engine": maker.code("headrace-engine", compiled, entrypoint="headrace-engine"),
     }
+    return Made(named, (compiled, operator_deps))
 
 
 def as_environment(names: dict[str, str]) -> str:

@@ -63,6 +63,10 @@ class Layout:
         return self.cluster / "config"
 
     @property
+    def registry_config(self) -> Path:
+        return self.config / "registry.yaml"
+
+    @property
     def pki(self) -> Path:
         return self.cluster / "pki"
 

@@ -15,6 +15,7 @@ SYSCTLS = {
     # Without it a reply between two pods of the bridge skips the address translation of Services.
     "net/bridge/bridge-nf-call-iptables": "1",
 }
+CNI_RESULTS = Path("/var/lib/cni/results")
 CHAINS = re.compile(r"^:((?:KUBE|CNI)-\S+)", re.MULTILINE)
 NAMESPACES = re.compile(r'"sandbox":\s*"([^"]+)"')
 RULES = re.compile(r"^-A (.*-j (?:KUBE|CNI)-.*)$", re.MULTILINE)
@@ -75,10 +76,9 @@ def _remove_pod_namespaces() -> None:
 
 def _remove_cni_results() -> None:
     """The CNI remembers each attachment: to our network, and to the pod's own loopback, which names its namespace."""
-    results = Path("/var/lib/cni/results")
-    for result in results.glob(f"{POD_NETWORK_NAME}-*"):
+    for result in CNI_RESULTS.glob(f"{POD_NETWORK_NAME}-*"):
         result.unlink(missing_ok=True)
-    for result in results.glob("cni-loopback-*"):
+    for result in CNI_RESULTS.glob("cni-loopback-*"):
         namespaces = NAMESPACES.findall(result.read_text(errors="replace"))
         if namespaces and not any(Path(namespace).exists() for namespace in namespaces):
             result.unlink(missing_ok=True)

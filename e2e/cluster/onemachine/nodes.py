@@ -82,7 +82,8 @@ def kubelet_config(layout: Layout, node: str) -> dict[str, object]:
         "maxPods": MAX_PODS,
         # A memory threshold makes the eviction manager fail on machines whose disk it cannot identify.
         "evictionHard": {},
-        "imageGCHighThresholdPercent": 100,
+        "imageGCHighThresholdPercent": 100,  # how full the disk is does not matter
+        "imageMaximumGCAge": "2h",  # since a container last used it; the registry has it still, or makes it again
         "localStorageCapacityIsolation": False,
         "podLogsDir": str(paths.pod_logs),
         "nodeStatusUpdateFrequency": "4s",
