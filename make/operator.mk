@@ -11,5 +11,5 @@ crds-check: $(VENV)/.ready ## Fail if the committed CRD differs from api.py
 	$(PYTHON) -m headrace_operator.crd --check $(CRD_COPIES)
 
 .PHONY: operator-e2e
-operator-e2e: setup cluster-up image ## The operator alone on a real Kubernetes: the table of rules, repair, roll-out
+operator-e2e: setup ## The operator alone on a real Kubernetes: the table of rules, repair, roll-out
 	$(PYTEST) tests/operator -m e2e -q

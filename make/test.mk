@@ -25,7 +25,7 @@ slow: setup ## Parity with transformers and P/D between real processes
 	$(FAST_ENV) $(PYTEST) tests -m "slow and not e2e and not gpu" -q
 
 .PHONY: e2e
-e2e: setup cluster-up image ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cluster-up`)
+e2e: setup ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cluster-up`)
 	$(PYTHON) e2e/run.py $(E2E_ARGS)
 
 .PHONY: test
