@@ -169,9 +169,11 @@ def prefill_body(body: dict[str, Any], ticket: str) -> bytes:
     return b'{"headrace_ticket": ' + ticket.encode() + b"," + json.dumps(body).encode()[1:]
 
 
-def post_prefill(url: str, body: dict[str, Any], ticket: str, path: str = "/v1/completions") -> httpx.Response:
+def post_prefill(
+    url: str, body: dict[str, Any], ticket: str, path: str = "/v1/completions", timeout: httpx.Timeout = TIMEOUT
+) -> httpx.Response:
     headers = {"x-headrace-leg": "prefill", "x-request-id": "test"}
-    return httpx.post(f"{url}{path}", content=prefill_body(body, ticket), headers=headers, timeout=TIMEOUT)
+    return httpx.post(f"{url}{path}", content=prefill_body(body, ticket), headers=headers, timeout=timeout)
 
 
 def round_trip(prefill: str, decode: str, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.pd.engines import START_SECONDS, TIMEOUT, Engine, completion, generate, group, prompts_of, running
+from tests.pd.engines import (
+    START_SECONDS,
+    TIMEOUT,
+    Engine,
+    Events,
+    completion,
+    generate,
+    group,
+    prompts_of,
+    running,
+)
 from tests.pd.reference import Reference
 
 LENGTHS = [1, 2, 7, 8, 9, 15, 16, 17, 24, 33, 60]
@@ -74,7 +85,10 @@ def test_whatever_of_a_group_dies_all_of_it_ends_within_seconds(victim: str) -> 
             request = pool.submit(
                 httpx.post, f"{leader.url}/v1/completions", json=completion([20, 21], 4000), timeout=TIMEOUT
             )
-            time.sleep(0.5)
+            deadline = time.monotonic() + 60
+            while not sum(rank["generation_tokens_total"] for rank in leader.state()["ranks"]):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
             os.kill(pid, signal.SIGKILL)
             for pod in pods:
                 assert pod.process.wait(END_SECONDS) != 0
@@ -84,16 +98,20 @@ def test_whatever_of_a_group_dies_all_of_it_ends_within_seconds(victim: str) -> 
 
 def test_sigterm_finishes_what_is_in_flight_then_ends_with_0() -> None:
     engine = Engine("--role", "unified", "--data", "2", "--expert-parallel")
+    url, num_tokens = f"{engine.url}/v1/completions", 400  # seconds, on an idle machine
     with running(engine):
-        with ThreadPoolExecutor(1) as pool:
-            request = pool.submit(generate, engine.url, [20, 21], 60)
-            time.sleep(0.5)
+        body = completion([20, 21], num_tokens, stream=True)
+        with httpx.stream("POST", url, json=body, timeout=TIMEOUT) as response:
+            events = iter(Events(response))
+            began = [next(events), next(events)]
             engine.process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-            refused = httpx.post(f"{engine.url}/v1/completions", json=completion([20]), timeout=TIMEOUT)
+            while httpx.get(f"{engine.url}/ready", timeout=TIMEOUT).status_code == 200:
+                time.sleep(0.01)
+            refused = httpx.post(url, json=completion([20]), timeout=TIMEOUT)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-            assert httpx.get(f"{engine.url}/ready", timeout=TIMEOUT).status_code == 503
-            assert len(request.result()) == 60
+            data = [data for _, data in (*began, *events)]
+        assert data.pop() == "[DONE]"
+        assert sum(len(json.loads(each)["choices"][0].get("token_ids", [])) for each in data) == num_tokens
         assert engine.process.wait(END_SECONDS) == 0, engine.log()
 
 

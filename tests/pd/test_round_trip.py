@@ -117,6 +117,24 @@ def test_the_clients_leaving_frees_the_blocks_of_both_engines(pair: tuple[Engine
     prefill.wait_all_free()
 
 
+def test_a_prefill_leg_that_is_closed_ends_the_decode_leg_with_an_error_to_retry(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts_of([4000], first=72)  # a hundred chunks
+    body = completion(prompt)
+    url, headers = f"{decode.url}/v1/completions", {"x-headrace-leg": "decode"}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT) as response:
+        events = iter(Events(response))
+        _, ticket = next(events)
+        with pytest.raises(httpx.ReadTimeout):
+            post_prefill(prefill.url, body, ticket, timeout=httpx.Timeout(60, read=0.5))
+        name, data = next(events)
+    outcome = json.loads(data)
+    assert (name, outcome["status"], outcome["retriable"]) == ("error", 503, True)
+    assert outcome["body"]["error"]["code"] == "kv_transfer_failed"
+    prefill.wait_all_free()
+    decode.wait_all_free()
+
+
 BAD_BODIES = [
     ({"model": "nobody"}, 404, "model_not_found"),
     ({"max_tokens": -1}, 400, None),
@@ -182,7 +200,8 @@ def test_a_ticket_is_good_for_one_push(pair: tuple[Engine, Engine]) -> None:
     headers = {"x-headrace-leg": "decode"}
     url = f"{pair[1].url}/v1/completions"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT) as response:
-        ticket = next(iter(Events(response)))[1]
+        events = iter(Events(response))  # kept: the leg is closed with it
+        ticket = next(events)[1]
         replies = [post_prefill(pair[0].url, body, ticket) for _ in range(2)]
     assert [reply.status_code for reply in replies] == [200, 409]
     assert replies[1].json()["error"]["code"] == "stale_ticket"
