@@ -95,7 +95,7 @@ class Model(RuledModel):
     name: str = Field(
         min_length=1,
         max_length=256,
-        pattern=r"^\S+$",
+        pattern=r"^[^\s-]\S*$",  # a leading dash would look like a flag
         description="Name that clients use in the model field of their requests. Cannot be changed: make another "
         "DisaggDeployment.",
     )
@@ -133,7 +133,7 @@ class Engine(RuledModel):
     max_sequences: int = Field(
         default=32, ge=1, le=65536, description="Sequences that one rank runs at once at most. Default: 32."
     )
-    num_blocks: int = Field(default=1024, ge=1, le=2**24, description="KV blocks of one rank's cache. Default: 1024.")
+    num_blocks: int = Field(default=1024, ge=1, le=2**22, description="KV blocks of one rank's cache. Default: 1024.")
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of one rank. Default: the engine's choice."
     )
@@ -165,5 +165,6 @@ class Transfer(RuledModel):
         default=30,
         ge=1,
         le=3600,
-        description="Seconds after which a prefill engine may start no more writes for a request. Default: 30.",
+        description="Seconds that decode waits for a prefill rank that has gone silent; one that is at work renews its "
+        "lease. Default: 30.",
     )

@@ -59,7 +59,7 @@ def settings() -> kopf.OperatorSettings:
     result = kopf.OperatorSettings()
     result.peering.standalone = True
     result.posting.enabled = False
-    result.scanning.disabled = True  # needs no rights on namespaces and CRDs; main.py waits for the CRD
+    result.scanning.disabled = True  # needs no rights on namespaces and CRDs; serve.py waits for the CRD
     result.watching.server_timeout = 300
     result.watching.client_timeout = 310
     result.watching.connect_timeout = 30

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
-from headrace_operator.reconcile import describe_problems
+from headrace_operator.problems import describe_problems
 
 
 class ManifestError(ValueError):

@@ -23,6 +23,7 @@ from headrace_operator.drift import status_has_drifted
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import controller_uid, observe
+from headrace_operator.problems import describe_problems
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.rollout import Note
 from headrace_operator.status import as_applied, invalid_status, status_of
@@ -35,7 +36,6 @@ Body = dict[str, Any]
 
 # How long to wait for the watches to show the last writes before looking again; events usually come first.
 LAG_SECONDS = 0.25
-_MAX_PROBLEMS = 10  # told of one spec: a condition's message is bounded
 # Applied after the rest: pods need their Services, and the template they were made from must be stored before they
 # exist; a binding is refused while its Role does not exist.
 _NEED_OTHERS = ("Pod", "RoleBinding")
@@ -193,16 +193,6 @@ class Reconciler:
                 await self._cluster.create_event(event_body(raw, note, self._clock()))
             except ClusterError as error:
                 logger.warning("an event was lost: %s", error)
-
-
-def describe_problems(error: ValidationError) -> str:
-    """What is wrong with a spec, each problem with its place in it."""
-    problems = []
-    for problem in error.errors(include_url=False, include_context=False, include_input=False):
-        place = ".".join(str(part) for part in problem["loc"])
-        problems.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}")
-    more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-    return "; ".join([*problems[:_MAX_PROBLEMS], *more])
 
 
 def _status_before(raw: Body) -> Status:

@@ -134,6 +134,7 @@ FIELD_CASES = [
         {"spec.model.source": {"pvc": {"claimName": "weights", "path": "../other"}}},
         "path",
     ),
+    Case("a model name like a flag", {"spec.model.name": "-v4"}, "name"),
     Case("blanks in the model name", {"spec.model.name": "a b"}, "name"),
     Case("memory in quantities", {"spec.roles.0.resources": {"requests": {"memory": "16Gi", "cpu": 2}}}),
     Case("memory in words", {"spec.roles.0.resources": {"requests": {"memory": "a lot"}}}, "memory"),

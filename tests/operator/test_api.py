@@ -12,7 +12,7 @@ from tests.operator.rule_cases import CASES, FIELD_CASES, Case, resource
 
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.crd import custom_resource_definition
-from headrace_operator.reconcile import describe_problems
+from headrace_operator.problems import describe_problems
 from headrace_operator.rules import VALIDATIONS_KEY, broken_transitions
 
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

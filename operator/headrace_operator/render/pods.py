@@ -18,8 +18,8 @@ from headrace_operator.revision import RoleTemplate
 
 # Loading a large checkpoint from a cold disk may take long; a shorter window would turn slowness into a crash loop.
 STARTUP_WINDOW_SECONDS = 7200
-# Between the end of a drain and SIGKILL: the engine closes its transfers and its ranks.
-EXIT_SECONDS = 15
+# Between the end of a drain and SIGKILL: the engine closes its transfers, its ranks and its clients' connections.
+EXIT_SECONDS = 30
 
 
 def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) -> dict[str, Any]:
