@@ -166,9 +166,7 @@ def _bounds(model: type, field: str) -> tuple[float | None, float | None]:
         (Engine, "block_size"),
         (Engine, "max_batch_tokens"),
         (Engine, "max_sequences"),
-        pytest.param(
-            Engine, "num_blocks", marks=pytest.mark.xfail(reason="the CRD takes 2**24, the engine 2**22", strict=False)
-        ),
+        (Engine, "num_blocks"),
         (Engine, "threads"),
         (Transfer, "lease_seconds"),
     ],
@@ -194,7 +192,6 @@ def test_both_sides_know_the_same_tiny_families() -> None:
     assert TinySource.model_fields["family"].annotation.__args__ == config.TINY_FAMILIES  # type: ignore[union-attr]
 
 
-@pytest.mark.xfail(reason="the name is a separate word of the command line, so it looks like a flag", strict=False)
 def test_a_model_name_that_begins_with_a_dash_is_refused_or_understood() -> None:
     body = {**FULL, "spec": {**FULL["spec"], "model": {"name": "-v4", "source": {"tiny": {"family": "v4"}}}}}
     try:

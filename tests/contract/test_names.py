@@ -75,7 +75,6 @@ def test_every_program_that_is_rendered_is_installed_by_the_package() -> None:
 # --- times ---
 
 
-@pytest.mark.xfail(reason="15 s are given, the engine may take 22 s after its drain", strict=False)
 def test_an_engine_has_time_to_end_after_its_drain() -> None:
     own_seconds = engine_pod.SHUTDOWN_SECONDS + engine_pod.CLOSE_SECONDS
     for pod in engine_pods():
