@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
-    serve = commands.add_parser("serve", help="run one pod of an engine", formatter_class=raw, epilog=_SERVE_HELP)
+    # No abbreviations: an operator that reserves some flags knows their whole names only.
+    serve = commands.add_parser(
+        "serve", help="run one pod of an engine", formatter_class=raw, epilog=_SERVE_HELP, allow_abbrev=False
+    )
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
     tiny = commands.add_parser("tiny", help="write a small random checkpoint, the same bytes each time")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_engine import cli
 from headrace_engine.cli import main
 from headrace_engine.config import ConfigError, EngineConfig, add_serve_arguments, config_from
 from headrace_engine.core import Role
@@ -112,3 +113,11 @@ def test_a_decode_rank_keeps_no_snapshots() -> None:
 def test_lengths_are_checked_before_weights_are_read(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_lengths(parse("--tiny", "v4:0", *flags), max_position=4096, block_multiple=12)
+
+
+@pytest.mark.parametrize("flag", ["--rol=decode", "--expert", "--lease=1"])
+def test_flags_are_not_abbreviated(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["serve", "--tiny", "v4:0", flag])
+    assert caught.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
