@@ -208,7 +208,8 @@ async def connect() -> AsyncIterator[Cluster]:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            file = os.environ.get("KUBECONFIG")  # read now: the client would take what it was when it was imported
+            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise ClusterError(f"no cluster: {error}; set KUBECONFIG to a kubeconfig file") from error
     configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS
