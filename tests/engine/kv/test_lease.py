@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.kv.tickets import make_ticket
@@ -211,6 +211,84 @@ class LeaseMachine(RuleBasedStateMachine):
 
 TestLease = LeaseMachine.TestCase
 TestLease.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+class _Bytes:
+    """When the last byte of any rank's writes lands, if each write takes as long as it may."""
+
+    def __init__(self) -> None:
+        self.land_until = 0.0
+        self.outcome_at: float | None = None
+
+    def write(self, now: float, seconds: float) -> None:
+        assert self.outcome_at is None or self.outcome_at > now, "a write starts into blocks that have a new owner"
+        self.land_until = max(self.land_until, now + seconds)
+
+
+@given(
+    renew_delay=st.floats(0.0, 8.0),
+    answer_delay=st.floats(0.0, 8.0),
+    cut_at=st.floats(0.5, 20.0),
+    write_from=st.floats(0.0, 25.0),
+)
+@example(renew_delay=0.0, answer_delay=0.0, cut_at=0.5, write_from=5.9)
+@example(renew_delay=0.0, answer_delay=0.0, cut_at=0.7, write_from=8.8)
+def test_the_latest_write_that_a_lease_allows_has_landed_before_the_blocks_are_free(
+    renew_delay: float, answer_delay: float, cut_at: float, write_from: float
+) -> None:
+    """The network is cut for ever; prefill starts a write as late as it likes, and it takes as long as it may."""
+    rank, receiver, landing = _Prefill("p-0/a"), Receiver(0.0, LEASE, TIMEOUT + SLACK), _Bytes()
+    receiver.expect(1, "r-1", 0.0)
+    rank.push.blocks_complete(0, [0])
+    mail: list[tuple[float, Renew | Renewed]] = []
+    for tick in range(500):
+        now = tick / 10
+        for arrival, notice in [] if now >= cut_at else list(mail):
+            if arrival <= now:
+                mail.remove((arrival, notice))
+                if isinstance(notice, Renew):
+                    granted, refused = receiver.renew(rank.name, notice.generations, now)
+                    mail.append((now + answer_delay, Renewed(notice.sent_at, granted, refused)))
+                elif notice.granted:
+                    rank.push.lease_granted(notice.sent_at)
+        mail += [(now + renew_delay, Renew(b"", now, asked)) for _, asked in rank.heartbeats.due(now)]
+        for event in receiver.expire(now):
+            if isinstance(event, ReceiveFailed):
+                landing.outcome_at = now
+        if now >= write_from and isinstance(rank.push.next_action(now), Write):
+            landing.write(now, TIMEOUT)
+    assert landing.outcome_at is not None
+    assert landing.outcome_at >= landing.land_until
+
+
+@pytest.mark.parametrize("word", ["refused", "cancelled"])
+def test_a_replay_of_a_ticket_cannot_free_blocks_that_its_holder_writes_into(word: str) -> None:
+    holder, replay = _Prefill("p-0/a"), _Prefill("p-1/b")
+    receiver = Receiver(0.0, LEASE, TIMEOUT + SLACK)
+    receiver.expect(1, "r-1", 0.0)
+    assert receiver.renew(holder.name, (1,), 0.0) == ((1,), ())
+    assert receiver.renew(replay.name, (1,), 0.1) == ((), (1,))
+    replay.push.fail(word)
+    notify = replay.push.next_action(0.2)
+    assert isinstance(notify, Notify)
+    assert receiver.complete(replay.name, notify.completion, 0.3) is None
+    assert receiver.num_open == 1
+
+
+def test_bytes_of_a_write_that_was_given_up_have_landed_before_the_blocks_are_free() -> None:
+    rank, receiver = _Prefill("p-0/a"), Receiver(0.0, LEASE, TIMEOUT + SLACK)
+    receiver.expect(1, "r-1", 0.0)
+    receiver.renew(rank.name, (1,), 0.0)
+    rank.push.lease_granted(0.0)
+    rank.push.blocks_complete(0, [0])
+    write = rank.push.next_action(0.1)
+    assert isinstance(write, Write)
+    rank.push.write_ended(write.write_id, "the connection broke")  # what it sent may be in a socket's buffer
+    notify = rank.push.next_action(0.2)
+    assert isinstance(notify, Notify)
+    assert isinstance(receiver.complete(rank.name, notify.completion, 0.2), ReceiveLost)
+    free_at = next(tick / 10 for tick in range(3, 200) if receiver.expire(tick / 10))
+    assert free_at >= 0.2 + SLACK
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.4, 1.5, 2.0])
