@@ -37,25 +37,32 @@ void find_keys(const Attention<T>& a, int64_t t, int64_t s, std::vector<const T*
   }
 }
 
-// logits, then powers relative to the new top; the old sums shrink by `factor`.
+// logits, then powers relative to the new top; the old sums shrink by `factor`. Sixteen lanes at a time: lane l is of
+// head l % H.
 template <class T, int H>
 void add_powers(const T* const* q, const T* const* keys, int num, int64_t dim, float scale, HeadBlock& b) {
-  constexpr int kKeys = 16 / H;
-  float tile[16];
-  for (int start = 0; start < num; start += kKeys) {
-    Products<T>::template dot<H>(q, keys + start, dim, b, tile);
-    for (int h = 0; h < H; ++h)
-      for (int j = 0; j < kKeys; ++j) b.powers[h][start + j] = tile[h * kKeys + j] * scale;
-  }
+  constexpr int kLanes = 16, kKeys = kLanes / H;
+  for (int start = 0; start < num; start += kKeys)
+    Products<T>::template dot<H>(q, keys + start, dim, b, b.powers + start * H);
+  std::fill(b.powers + num * H, b.powers + kTile * H, -INFINITY);
+  float tops[kLanes], sums[kLanes] = {};
+  for (int l = 0; l < kLanes; ++l) tops[l] = -INFINITY;
+  for (int i = 0; i < kTile * H; i += kLanes)
+#pragma omp simd
+    for (int l = 0; l < kLanes; ++l) tops[l] = std::max(tops[l], b.powers[i + l]);
   for (int h = 0; h < H; ++h) {
-    float *powers = b.powers[h], top = b.top[h], sum = 0.0f;
-    for (int i = 0; i < num; ++i) top = std::max(top, powers[i]);
-    for (int i = num; i < kTile; ++i) powers[i] = -INFINITY;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < kTile; ++i) sum += powers[i] = fast_exp(powers[i] - top);
+    float top = b.top[h];
+    for (int l = h; l < kLanes; l += H) top = std::max(top, tops[l] * scale);
     b.factor[h] = fast_exp(b.top[h] - top);
-    b.sum[h] = b.sum[h] * b.factor[h] + sum;
     b.top[h] = top;
+    for (int l = h; l < kLanes; l += H) tops[l] = top;
+  }
+  for (int i = 0; i < kTile * H; i += kLanes)
+#pragma omp simd
+    for (int l = 0; l < kLanes; ++l) sums[l] += b.powers[i + l] = fast_exp(b.powers[i + l] * scale - tops[l]);
+  for (int h = 0; h < H; ++h) {
+    b.sum[h] *= b.factor[h];
+    for (int l = h; l < kLanes; l += H) b.sum[h] += sums[l];
   }
 }
 
@@ -80,8 +87,11 @@ void attend(const Attention<T>& a, int64_t t, int64_t head, const T* const* keys
     Products<T>::restore_order(values, a.dim);
     const float factor = 1.0f / b.sum[h];
 #pragma omp simd
-    for (int64_t k = 0; k < a.dim; ++k) values[k] = rounded<T>(values[k] * factor);
-    rotate_row(values, a.dim, a.cos + t * a.half, a.sin + t * a.half, a.half, -1.0f);
+    for (int64_t k = 0; k < a.dim; ++k) values[k] *= factor;
+    float* turned = values + a.dim - 2 * a.half;  // the rest is rounded only once, by narrow
+#pragma omp simd
+    for (int64_t k = 0; k < 2 * a.half; ++k) turned[k] = rounded<T>(turned[k]);
+    rotate_row(turned, 2 * a.half, a.cos + t * a.half, a.sin + t * a.half, a.half, -1.0f);
     narrow(values, a.dim, a.out + (t * a.heads + head + h) * a.dim);
   }
 }

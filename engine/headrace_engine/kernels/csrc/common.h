@@ -1,14 +1,16 @@
 // What all kernels share: the bf16 type, its conversions, exp, and norm and rotation of one row.
 //
 // Everything is written twice at most: portable C++ that the compiler vectorises for the target, and AVX-512
-// intrinsics where that is not enough (dot_tile.h, packed.h, key_products.h, indexer.cpp, sinkhorn4).
+// intrinsics where that is not enough (dot_tile.h, packed.h, key_products.h, indexer.cpp, sinkhorn4, narrow).
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
+#include <vector>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define HEADRACE_AVX512 1
@@ -21,6 +23,22 @@
 #define HEADRACE_API extern "C" __attribute__((visibility("default")))
 
 namespace headrace {
+
+// Memory that starts with a cache line: a register loaded across two lines costs two loads.
+template <class T>
+struct CacheAligned {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  CacheAligned() = default;
+  template <class U>
+  CacheAligned(const CacheAligned<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* x, size_t) { ::operator delete(x, kLine); }
+  bool operator==(const CacheAligned&) const { return true; }
+  bool operator!=(const CacheAligned&) const { return false; }
+};
+
+using Floats = std::vector<float, CacheAligned<float>>;
 
 struct bf16 {
   uint16_t bits;
@@ -92,8 +110,15 @@ inline void widen(const T* x, int64_t n, float* out) {
 
 template <class T>
 inline void narrow(const float* x, int64_t n, T* out) {
+  int64_t first = 0;
+#ifdef HEADRACE_AVX512_BF16
+  if constexpr (std::is_same_v<T, bf16>)
+    for (; first + 16 <= n; first += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + first),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + first)));
+#endif
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) store(out + i, x[i]);
+  for (int64_t i = first; i < n; ++i) store(out + i, x[i]);
 }
 
 // x <- x / rms(x) * weight, in fp32; weight may be null. Rounded to T, as a norm that stands alone would be.

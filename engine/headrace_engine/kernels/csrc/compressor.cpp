@@ -35,7 +35,7 @@ void read_slot(const Compressor<T, Out>& c, int64_t s, int64_t position, int64_t
 }
 
 struct Slots {
-  std::vector<float> values, gates, top, sum, pooled, cos, sin;
+  Floats values, gates, top, sum, pooled, cos, sin;
 };
 
 // Entry g of sequence s. Two series: slots are series 0 of the group before (none for g = 0) and series 1 of this one.

@@ -24,7 +24,7 @@ struct Experts {
 };
 
 struct Scratch {  // one thread's, for kRowsPerItem rows
-  std::vector<float> gate_up;
+  Floats gate_up;
   std::vector<uint8_t> hidden;  // in the model's dtype
 };
 
@@ -157,7 +157,7 @@ void route(const T* x, const float* gate, const float* bias, const int64_t* forc
            int64_t num_experts, int64_t k, float scaling, int64_t* ids, float* weights) {
 #pragma omp parallel if (tokens * num_experts * dim > (1 << 18))
   {
-    std::vector<float> wide(dim), scores(num_experts), keys(num_experts);
+    Floats wide(dim), scores(num_experts), keys(num_experts);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       widen(x + t * dim, dim, wide.data());

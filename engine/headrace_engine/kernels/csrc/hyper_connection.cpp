@@ -91,7 +91,7 @@ void mix(const T* streams, const MixWeights& w, int64_t tokens, T* normed, float
   const int64_t n = w.num_streams, size = n * w.dim;
 #pragma omp parallel if (tokens >= kParallelTokens)
   {
-    std::vector<float> wide(size + w.dim);
+    Floats wide(size + w.dim);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       float logits[(2 + kMaxStreams) * kMaxStreams], pre[kMaxStreams];
@@ -112,7 +112,7 @@ void head(const T* streams, const MixWeights& w, int64_t tokens, T* normed) {
   const int64_t n = w.num_streams, size = n * w.dim;
 #pragma omp parallel if (tokens >= kParallelTokens)
   {
-    std::vector<float> wide(size + w.dim);
+    Floats wide(size + w.dim);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       float logits[kMaxStreams];

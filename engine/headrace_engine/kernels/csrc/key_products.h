@@ -4,18 +4,17 @@
 // every cycle and one bf16 dot product every other, which is half the multiplications.
 #pragma once
 
-#include <vector>
-
 #include "dot_tile.h"
 
 namespace headrace {
 
 constexpr int kTile = 32;  // keys
 
-struct HeadBlock {  // running softmax of up to 8 heads of one query
-  float top[8], sum[8], factor[8], powers[8][kTile];
-  std::vector<float> queries;  // [heads, padded dim] where they are widened (see set_queries)
-  std::vector<float> values;   // [heads, padded dim], in the order that add_values leaves within each block of 32
+struct HeadBlock {  // running softmax of H <= 8 heads of one query
+  float top[8], sum[8], factor[8];
+  alignas(64) float powers[kTile * 8];  // [keys, H]: lanes of a register are 16 / H keys of H heads
+  Floats queries;  // [heads, padded dim] where they are widened (see set_queries)
+  Floats values;   // [heads, padded dim], in the order that add_values leaves within each block of 32
 };
 
 inline int64_t padded(int64_t dim) { return (dim + 31) / 32 * 32; }
@@ -25,10 +24,10 @@ template <class T>
 struct Products {
   static void set_queries(const T* const*, int, int64_t, HeadBlock&) {}
 
-  // logits[h, i] = q[h] . keys[i], 16 at a time: H heads and 16 / H keys.
+  // logits[i, h] = q[h] . keys[i], 16 at a time: 16 / H keys and H heads.
   template <int H>
   static void dot(const T* const* q, const T* const* keys, int64_t dim, const HeadBlock&, float* logits) {
-    dot_tile<T, H, 16 / H>(q, keys, dim, logits);
+    dot_tile<T, 16 / H, H>(keys, q, dim, logits);
   }
 
   // values[h] = values[h] * factor[h] + sum over keys of power * key.
@@ -41,7 +40,7 @@ struct Products {
     }
     for (int i = 0; i < num; ++i)
       for (int h = 0; h < H; ++h) {
-        const float power = b.powers[h][i];
+        const float power = b.powers[i * H + h];
         float* values = b.values.data() + h * padded(dim);
 #pragma omp simd
         for (int64_t k = 0; k < dim; ++k) values[k] += power * to_float(keys[i][k]);
@@ -95,7 +94,7 @@ struct Products<bf16> {
         for (int h = 0; h < H; ++h) {
           const float* q = b.queries.data() + h * padded(dim) + k;
           const __m512 even = _mm512_loadu_ps(q), odd = _mm512_loadu_ps(q + 16);
-          __m512 &to_x = sums[h * kKeys + j], &to_y = sums[h * kKeys + j + 1];
+          __m512 &to_x = sums[j * H + h], &to_y = sums[(j + 1) * H + h];
           to_x = _mm512_fmadd_ps(x.even, even, to_x);
           to_y = _mm512_fmadd_ps(y.even, even, to_y);
           to_x = _mm512_fmadd_ps(x.odd, odd, to_x);
@@ -120,7 +119,7 @@ struct Products<bf16> {
         const Pairs key = load(keys[i], k, dim);
 #pragma GCC unroll 8
         for (int h = 0; h < H; ++h) {
-          const __m512 power = _mm512_set1_ps(b.powers[h][i]);
+          const __m512 power = _mm512_set1_ps(b.powers[i * H + h]);
           even[h] = _mm512_fmadd_ps(key.even, power, even[h]);
           odd[h] = _mm512_fmadd_ps(key.odd, power, odd[h]);
         }

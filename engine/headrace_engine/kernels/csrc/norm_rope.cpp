@@ -13,7 +13,7 @@ void norm_rope(const T* x, const float* weight, const float* cos, const float* s
                int64_t n, int64_t half, int64_t stride, float eps, bool norm, T* out) {
 #pragma omp parallel if (rows * n > kParallelElements)
   {
-    std::vector<float> wide(n);
+    Floats wide(n);
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
       widen(x + row * stride, n, wide.data());
