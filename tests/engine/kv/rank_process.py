@@ -45,7 +45,11 @@ class Cache:
         ]
 
 
+_caches: list[Cache] = []  # an agent's memory must outlive it
+
+
 def make_agent(cache: Cache, name: str, incarnation: str, lease_seconds: float, **kwargs: Any) -> TransferAgent:
+    _caches.append(cache)
     return TransferAgent(
         name,
         incarnation,
