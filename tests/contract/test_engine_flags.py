@@ -140,7 +140,6 @@ def _own_end(pod: EnginePod) -> int:
     return len(pod.argv) - len(extra)
 
 
-@pytest.mark.xfail(reason="the engine's parser takes abbreviations of its flags", strict=False)
 @pytest.mark.parametrize("flag", ["--rol=decode", "--expert", "--lease=1"])
 def test_no_abbreviation_gets_round_the_reserved_flags(flag: str) -> None:
     Engine(extra_args=[flag])  # the rule knows whole names only
