@@ -158,7 +158,7 @@ def test_the_search_for_urls_and_folders_finds_them() -> None:
     assert [ALLOWED_HOSTS.match(host) for host in URL.findall(f"{scheme}mirror.corp.internal.io/simple")] == [None]
     assert URL.findall(f"{scheme}user:secret@packages.corp.io/") == ["packages.corp.io"]
     assert HOME_FOLDER.findall("open /home/" + "someone/notes.txt")
-    assert SCRATCH_FOLDER.findall("see /work/" + "project/file")
+    assert SCRATCH_FOLDER.findall("see /" + "workspace/project/file")
 
 
 def test_documents_are_prose_with_no_unfinished_notes() -> None:
