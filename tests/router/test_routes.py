@@ -30,6 +30,23 @@ async def test_ready_follows_the_engines():
         assert (await get(r, "/health"))[0] == 200
 
 
+async def test_a_router_without_a_role_stays_reachable_and_says_what_is_missing():
+    """A Service keeps only routers that are synced; one that were taken out with its engines could only be refused."""
+    async with rig() as r:
+        r.decode[0].ready = False
+        await wait_until(r.router.fleet.missing)
+        assert await get(r, "/synced") == (200, {"status": "synced"})
+        async with r.http.post(r.base + PATH, json={"model": "m", "prompt": "p"}) as response:
+            assert response.status == 503
+            assert "decode" in (await response.json())["error"]["message"]
+
+
+async def test_a_router_that_knows_nothing_yet_wants_no_requests():
+    async with rig() as r:
+        r.router.fleet.synced = False
+        assert (await get(r, "/synced"))[0] == 503
+
+
 async def test_an_engine_that_stops_answering_is_given_a_few_probes():
     async with rig(num_decode=2) as r:
         await r.decode[0].stop()

@@ -90,6 +90,7 @@ class Router:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
+        app.router.add_get("/synced", self._synced)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/state", self._state)
         return app
@@ -104,6 +105,15 @@ class Router:
         if missing:
             return _json({"status": "waiting", "missing_roles": missing}, status=503)
         return _json({"status": "ready"})
+
+    async def _synced(self, _: web.Request) -> web.Response:
+        """Whether to send requests here. While a role has no group a router still must be reached: only it can say so,
+        where a Service without endpoints refuses connections."""
+        if self.relay.draining:
+            return _json({"status": "draining"}, status=503)
+        if not self.fleet.synced:
+            return _json({"status": "learning the fleet"}, status=503)
+        return _json({"status": "synced"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})

@@ -92,7 +92,9 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
         "command": command[:1],
         "args": command[1:],
         "ports": [{"name": "http", "containerPort": names.PORT_HTTP}],
-        "readinessProbe": _probe("/ready", period=2, failures=2),
+        # Not /ready, which needs a group of every role: without endpoints the Service would refuse connections, where
+        # the router answers 503 and says what is missing.
+        "readinessProbe": _probe("/synced", period=2, failures=2),
         "livenessProbe": _probe("/health", period=10, failures=6),
         "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         "securityContext": {
