@@ -33,4 +33,4 @@ test: check slow e2e ## Everything: lint, types, unit, contract, chart, parity, 
 
 .PHONY: quickstart
 quickstart: setup ## From nothing to a served token: cluster, chart, docs/examples/tiny-2p1d.yaml, one question
-	$(PYTHON) e2e/quickstart.py
+	@$(PYTHON) e2e/quickstart.py
