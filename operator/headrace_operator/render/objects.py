@@ -1,4 +1,4 @@
-"""What every rendered object shares: metadata, owner, and the stamp of what was applied."""
+"""What rendered objects share: metadata, owner, the stamp of what was applied, probes."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ def stamped(body: dict[str, Any]) -> dict[str, Any]:
     meta = body["metadata"]
     annotations = {**meta.get("annotations", {}), names.ANNOTATION_APPLIED: content_hash(body)[:16]}
     return {**body, "metadata": {**meta, "annotations": annotations}}
+
+
+def http_probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    """A kubelet's probe of a container's `http` port: every `period` seconds, given up after `failures` in a row."""
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+        "timeoutSeconds": 5,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.groups import GroupKey
-from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.render.objects import Owner, http_probe, metadata, stamped
 from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import engine_command
 from headrace_operator.render.site import MODEL_MOUNT, Site, cluster_site
@@ -92,9 +92,9 @@ def _container(key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> d
             {"name": "rendezvous", "containerPort": site.rendezvous_port},
             {"name": "control", "containerPort": site.control_port},
         ],
-        "startupProbe": _probe("/ready", period=1, failures=STARTUP_WINDOW_SECONDS),
-        "readinessProbe": _probe("/ready", period=2, failures=2),
-        "livenessProbe": _probe("/health", period=10, failures=6),
+        "startupProbe": http_probe("/ready", period=1, failures=STARTUP_WINDOW_SECONDS),
+        "readinessProbe": http_probe("/ready", period=2, failures=2),
+        "livenessProbe": http_probe("/health", period=10, failures=6),
         # The end of a failed engine's log becomes its exit message, which the resource's status quotes.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -114,15 +114,6 @@ def _environment(template: RoleTemplate, pod: int, site: Site) -> list[dict[str,
         {"name": names.ENV_GROUP_SIZE, "value": str(template.parallelism.num_pods)},
         {"name": names.ENV_WORKER_INDEX, "value": str(pod)},
     ]
-
-
-def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": "http"},
-        "periodSeconds": period,
-        "failureThreshold": failures,
-        "timeoutSeconds": 5,
-    }
 
 
 def _model_volume(template: RoleTemplate) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.api import Spec
 from headrace_operator.api_pods import PodTemplate
-from headrace_operator.render.objects import Owner, metadata, stamped
+from headrace_operator.render.objects import Owner, http_probe, metadata, stamped
 from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import following_router_command
 
@@ -94,8 +94,8 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
         "ports": [{"name": "http", "containerPort": names.PORT_HTTP}],
         # Not /ready, which needs a group of every role: without endpoints the Service would refuse connections, where
         # the router answers 503 and says what is missing.
-        "readinessProbe": _probe("/synced", period=2, failures=2),
-        "livenessProbe": _probe("/health", period=10, failures=6),
+        "readinessProbe": http_probe("/synced", period=2, failures=2),
+        "livenessProbe": http_probe("/health", period=10, failures=6),
         "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -121,13 +121,4 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
             }
         ],
         "containers": [container],
-    }
-
-
-def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": "http"},
-        "periodSeconds": period,
-        "failureThreshold": failures,
-        "timeoutSeconds": 5,
     }
