@@ -27,10 +27,6 @@ class ItemPool:
         return len(self._free)
 
     @property
-    def num_idle(self) -> int:
-        return self._num_idle
-
-    @property
     def num_available(self) -> int:
         """How many items could be taken if everything idle were evicted."""
         return self.num_free + self._num_idle

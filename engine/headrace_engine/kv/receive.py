@@ -47,7 +47,6 @@ class ReceiveFailed:
     error: str
 
 
-ReceiveOutcome = Received | ReceiveFailed
 ReceiveEvent = Received | ReceiveFailed | ReceiveLost
 
 
