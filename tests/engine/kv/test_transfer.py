@@ -64,8 +64,16 @@ class ChildRank:
     def read(self, group: str, item: int) -> np.ndarray:
         return np.frombuffer(base64.b64decode(self.ask("read", group=group, item=item)), dtype=np.uint8)
 
-    def close(self) -> None:
+    def freeze(self) -> None:
+        """Stops the process, and returns once it stands still: a signal that was sent is not yet one that arrived."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.thaw()
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -281,13 +289,13 @@ def test_a_frozen_prefill_rank_costs_the_request_one_lease_and_writes_nothing_wh
         key = frozen.ask("open", ticket=ticket_to_json(ticket).decode(), token_ids=token_ids)
         time.sleep(2.5)
         assert decode.poll_events() == [], "the lease is kept while it lives"
-        os.kill(frozen.process.pid, signal.SIGSTOP)
+        frozen.freeze()
         stopped_at = time.monotonic()
         lost = wait_for_event(decode)
         assert isinstance(lost, ReceiveLost)
         assert "not renewed" in lost.error
         assert time.monotonic() - stopped_at < 3.0
-        os.kill(frozen.process.pid, signal.SIGCONT)
+        frozen.thaw()
         frozen.ask("push", key=key, first=0, blocks=[1, 2])
         frozen.ask("finish", key=key, slot=0)
         assert frozen.event()["type"] == "PushFailed"
@@ -405,7 +413,7 @@ def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     ticket = frozen.issue("r-2", token_ids, [0, 1], 0)
     key = prefill.agent.open_push(ticket, token_ids)
     wait_until_held(prefill)
-    os.kill(frozen.process.pid, signal.SIGSTOP)
+    frozen.freeze()
     prefill.agent.push_blocks(key, 0, [1, 2])
     prefill.agent.finish_push(key, 0, 0)
     done = prefill.push(alive.issue("r-3", token_ids, [0, 1], 0), token_ids, [1, 2], 0)
@@ -414,7 +422,7 @@ def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     failed = prefill.event()
     assert isinstance(failed, PushFailed)
     assert failed.request_id == "r-2"
-    os.kill(frozen.process.pid, signal.SIGCONT)
+    frozen.thaw()
     assert isinstance(prefill.push(frozen.issue("r-4", token_ids, [5, 6], 1), token_ids, [1, 2], 0), PushDone)
     assert_pushed(prefill, frozen, [(1, 5), (2, 6)], slots=(0, 1))
     assert prefill.agent.stats().num_push_failures_total == 1
