@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headrace_operator.groups import (
-    FAILURE_MEMORY_SECONDS,
     OVERDUE_SECONDS,
     GroupKey,
     GroupState,
@@ -28,6 +27,7 @@ from headrace_operator.groups import (
     RoleState,
     group_state,
 )
+from headrace_operator.restarts import after_failure, memory_of
 
 # Nothing is drained from a group that has lost a rank; its pods only get time to say goodbye.
 BROKEN_GRACE_SECONDS = 5
@@ -194,7 +194,7 @@ class _Planner:
             missing = tuple(i for i in range(self.state.sizes[slot.revision]) if i not in present)
             self.create.append(Creation(GroupKey(self.state.role, slot.revision, slot.index), missing))
         else:
-            self._forget_old_failures(slot)
+            self._remember(slot)
 
     def _can_drain(self, slot: Slot) -> bool:
         """Whether all ranks are still there: a node that is being drained leaves its pods time to finish requests."""
@@ -212,25 +212,21 @@ class _Planner:
         self.notes.append(Note("GroupCreated", f"{key.role} group {index} is made from revision {revision}"))
 
     def _give_up(self, slot: Slot) -> None:
-        before = self.rebuilds.get(slot.index)
-        failures = 1 + (before.failures if before and self.now - before.time < FAILURE_MEMORY_SECONDS else 0)
-        message = _failure_message(slot, self.state.sizes.get(slot.revision))
-        revision = slot.revision if slot.revision in self.state.sizes else self.state.revision
-        self.rebuilds[slot.index] = Rebuild(revision, failures, self.now, message)
-        first_line = message.partition("\n")[0]
-        text = f"{self.state.role} group {slot.index} is made again (failure {failures} in a row): {first_line}"
+        size = self.state.sizes.get(slot.revision)
+        revision = slot.revision if size is not None else self.state.revision
+        noted = after_failure(self.rebuilds.get(slot.index), revision, slot.pods, size, self.now)
+        self.rebuilds[slot.index] = noted
+        first_line = noted.message.partition("\n")[0]
+        text = f"{self.state.role} group {slot.index} is made again (failure {noted.failures} in a row): {first_line}"
         self.notes.append(Note("GroupFailed", text, is_warning=True))
         self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
 
-    def _forget_old_failures(self, slot: Slot) -> None:
-        noted = self.rebuilds.get(slot.index)
-        if noted is None:
-            return
-        age = self.now - noted.time
-        if noted.failures == 0 or (slot.state is GroupState.READY and age >= FAILURE_MEMORY_SECONDS):
-            del self.rebuilds[slot.index]
-        elif age < FAILURE_MEMORY_SECONDS:
-            self.waits.append(FAILURE_MEMORY_SECONDS - age)
+    def _remember(self, slot: Slot) -> None:
+        memory = memory_of(self.rebuilds.pop(slot.index, None), slot.state, self.now)
+        if memory.rebuild:
+            self.rebuilds[slot.index] = memory.rebuild
+        if memory.wait_seconds is not None:
+            self.waits.append(memory.wait_seconds)
 
     def _delete_group(self, pods: Iterable[Pod], grace_seconds: int | None = None) -> None:
         """Delete pods that are not being deleted yet, by force those that should long be gone."""
@@ -241,13 +237,3 @@ class _Planner:
                 self.delete.append(Deletion(pod.name, pod.uid, 0))
             else:
                 self.waits.append(pod.deadline + OVERDUE_SECONDS - self.now)
-
-
-def _failure_message(slot: Slot, size: int | None) -> str:
-    for pod in slot.pods:
-        if pod.is_edited:
-            return f"pod {pod.name} was edited"
-    for pod in slot.pods:
-        if pod.is_finished:
-            return pod.trouble.message if pod.trouble else f"pod {pod.name} ended ({pod.phase})"
-    return f"{(size or 0) - len(slot.pods)} of its {size} pods vanished or could not be made"
