@@ -97,10 +97,9 @@ class Push:
         end = first_block + len(local_blocks)
         if end > len(self.ticket.block_ids):
             raise ValueError(f"the ticket has {len(self.ticket.block_ids)} blocks, not {end}")
-        num_held = self.ticket.num_held_tokens // self.block_size
-        for index, local in enumerate(local_blocks, start=first_block):
-            if index >= num_held:
-                self._pending.append((local, self.ticket.block_ids[index]))
+        num_skipped = max(0, self.ticket.num_held_tokens // self.block_size - first_block)
+        remote_blocks = self.ticket.block_ids[first_block + num_skipped : end]
+        self._pending.extend(zip(local_blocks[num_skipped:], remote_blocks, strict=True))
         self._next_block = end
 
     def finish(self, local_slot: int, num_cached_tokens: int) -> None:
@@ -168,8 +167,7 @@ class Push:
         self._num_writes += 1
         self._last_started = done is not None
         self._outstanding[self._num_writes] = _Outstanding(is_last=done is not None, started_at=now)
-        local_blocks = tuple(local for local, _ in pairs)
-        remote_blocks = tuple(remote for _, remote in pairs)
+        local_blocks, remote_blocks = zip(*pairs, strict=True) if pairs else ((), ())
         return Write(self._num_writes, local_blocks, remote_blocks, slots, done)
 
     def _notify(self, completion: Completion) -> Notify | None:

@@ -189,7 +189,7 @@ def _check_destinations(ticket: Ticket, block_size: int, ours: Sequence[CacheReg
         )
         for kind in GroupKind
     }
-    for block in ticket.block_ids:
+    for block in (min(ticket.block_ids, default=0), max(ticket.block_ids, default=0)):
         if not 0 <= block < sizes[GroupKind.PAGED]:
             raise _invalid(f"block id {block} is not in 0..{sizes[GroupKind.PAGED] - 1}")
     if not 0 <= ticket.state_slot < sizes[GroupKind.STATE]:

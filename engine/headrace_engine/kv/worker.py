@@ -20,7 +20,7 @@ from headrace_engine.models.protocol import GroupKind
 WRITING_SECONDS = 0.0001  # between looks while a write runs: a TCP connection moves only when looked at
 AWAITING_SECONDS = 0.0005  # while KV or a lease is awaited: small writes land only when the target looks
 IDLE_SECONDS = 0.01
-MAX_WRITE_BYTES = 32 << 20  # one write holds the thread for as long as its copy takes over shared memory
+MAX_WRITE_BYTES = 64 << 20  # one write holds the thread for as long as its copy takes over shared memory: some 15 ms
 LINGER_SECONDS = 0.5  # a notification has no completion of its own: keep it moving this long before closing
 
 log = logging.getLogger(__name__)
