@@ -15,7 +15,7 @@ def _model(seed: int) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from headrace_engine.models.deepseek_v4.tiny import write_tiny
+    from headrace_engine.models.tiny import write_tiny
 
     folder = tempfile.TemporaryDirectory(prefix="headrace-tiny-")
     write_tiny(folder.name, family="v4", seed=seed)

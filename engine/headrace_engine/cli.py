@@ -148,7 +148,7 @@ def _tiny(arguments: argparse.Namespace) -> int:
 
 
 def _write_tiny(directory: Path, family: str, seed: int) -> None:
-    from headrace_engine.models.deepseek_v4.tiny import write_tiny
+    from headrace_engine.models.tiny import write_tiny
 
     write_tiny(directory, family, seed)
 

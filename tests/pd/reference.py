@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from headrace_engine.models.deepseek_v4.tiny import write_tiny
+from headrace_engine.models.tiny import write_tiny
 
 
 class Reference:

@@ -18,8 +18,8 @@ from tests.pd.ranks import Pair, generate_alone
 
 from headrace_engine import models
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
-from headrace_engine.models.deepseek_v4.tiny import write_tiny
 from headrace_engine.models.protocol import CacheGroup, GroupKind
+from headrace_engine.models.tiny import write_tiny
 from headrace_engine.sequence import Row, Sequence
 
 # The last group of every compressor lacks one token, so that every carried row is still to be used; and there are more

@@ -17,6 +17,7 @@ import safetensors
 import torch
 
 from headrace_engine.models.errors import ModelError
+from headrace_engine.models.names import Stored
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -62,6 +63,10 @@ class Checkpoint:
         except (safetensors.SafetensorError, OSError) as error:
             raise ModelError(f"{file}: tensor {name} cannot be read: {error}") from error
         return tensor
+
+    def stored(self) -> list[Stored]:
+        """Name, shape and type of every tensor."""
+        return [Stored(name, item.shape, item.dtype) for name, item in self.tensors.items()]
 
     def _open(self, file: Path) -> None:
         try:

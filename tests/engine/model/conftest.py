@@ -9,7 +9,7 @@ import torch
 
 from headrace_engine import models
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
-from headrace_engine.models.deepseek_v4.tiny import write_tiny
+from headrace_engine.models.tiny import write_tiny
 
 
 @pytest.fixture(scope="session", autouse=True)

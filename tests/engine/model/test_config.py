@@ -15,8 +15,9 @@ from transformers import DeepseekV4Config
 
 from headrace_engine import models
 from headrace_engine.models import ModelError
+from headrace_engine.models.config_values import Yarn
 from headrace_engine.models.deepseek_v4.cache import cache_groups
-from headrace_engine.models.deepseek_v4.config import LayerKind, Yarn, parse
+from headrace_engine.models.deepseek_v4.config import LayerKind, parse
 from headrace_engine.models.deepseek_v4.tiny import TINY_CONFIG
 
 PUBLISHED: dict[str, Any] = {

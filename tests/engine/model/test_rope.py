@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headrace_engine.kernels.norm_rope import rotate
-from headrace_engine.models.deepseek_v4.config import RopeConfig, Yarn
-from headrace_engine.models.deepseek_v4.rope import frequencies, step_rope
+from headrace_engine.models.config_values import RopeConfig, Yarn
+from headrace_engine.models.rope import frequencies, step_rope
 
 
 def test_scores_depend_on_distance_only_far_beyond_the_original_context() -> None:

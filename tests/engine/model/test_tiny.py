@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from headrace_engine.models import ModelError
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
-from headrace_engine.models.deepseek_v4.tiny import write_tiny
+from headrace_engine.models.tiny import write_tiny
 
 
 def digests(path: Path) -> dict[str, str]:
@@ -24,7 +24,7 @@ def digests(path: Path) -> dict[str, str]:
 
 def test_the_same_bytes_in_another_process(tiny_path: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from headrace_engine.models.deepseek_v4.tiny import write_tiny; write_tiny(sys.argv[1], seed=0);"
+        "import sys; from headrace_engine.models.tiny import write_tiny; write_tiny(sys.argv[1], seed=0);"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, env={"PYTHONHASHSEED": "7"})

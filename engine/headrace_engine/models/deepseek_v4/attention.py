@@ -10,8 +10,8 @@ import torch
 from headrace_engine import kernels
 from headrace_engine.models.deepseek_v4.cache import CARRY_OF_KIND, INDEX, INDEX_CARRY, KV_OF_KIND, WINDOW
 from headrace_engine.models.deepseek_v4.config import V4Config
-from headrace_engine.models.deepseek_v4.rope import StepRope
 from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.rope import StepRope
 
 
 @dataclass

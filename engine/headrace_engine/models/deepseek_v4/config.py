@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace_engine.models.config_values import RopeConfig, check_variants, number, positive, weights_dtype, yarn
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import ModelInfo, eos_token_ids
 
@@ -27,32 +28,6 @@ class LayerKind(enum.StrEnum):
 _KIND_OF_RATIO = {0: LayerKind.WINDOW, 4: LayerKind.CSA, 128: LayerKind.HCA}
 _DEFAULT_RATIOS = {LayerKind.CSA: 4, LayerKind.HCA: 128}
 _DEFAULT_NUM_HASH_LAYERS = 3
-
-# Variants that the published models do not use; serving one of them as if it were the default would be silently wrong.
-_REQUIRED: dict[str, Any] = {
-    "scoring_func": "sqrtsoftplus",
-    "hidden_act": "silu",
-    "norm_topk_prob": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "num_key_value_heads": 1,
-    "n_shared_experts": 1,
-}
-
-
-@dataclass(frozen=True)
-class Yarn:
-    factor: float
-    original_max_position: int
-    beta_fast: float
-    beta_slow: float
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    theta: float
-    yarn: Yarn | None = None
 
 
 @dataclass(frozen=True)
@@ -123,42 +98,42 @@ def describe(config: Mapping[str, Any], generation_config: Mapping[str, Any]) ->
 def parse(config: Mapping[str, Any]) -> V4Config:
     """Both forms of config.json to one V4Config. Raises ModelError naming the key."""
     _check_supported(config)
-    num_layers = _positive(config, "num_hidden_layers")
+    num_layers = positive(config, "num_hidden_layers")
     kinds = _layer_kinds(config, num_layers)
     rates = config.get("compress_rates") or {}
     ratios = {kind: int(rates.get(kind.value, default)) for kind, default in _DEFAULT_RATIOS.items()}
-    head_dim = _positive(config, "head_dim")
+    head_dim = positive(config, "head_dim")
     window_rope, compressed_rope = _ropes(config)
     parsed = V4Config(
-        vocab_size=_positive(config, "vocab_size"),
-        hidden_size=_positive(config, "hidden_size"),
-        num_heads=_positive(config, "num_attention_heads"),
+        vocab_size=positive(config, "vocab_size"),
+        hidden_size=positive(config, "hidden_size"),
+        num_heads=positive(config, "num_attention_heads"),
         head_dim=head_dim,
         rope_dim=_rope_dim(config, head_dim),
-        q_lora_rank=_positive(config, "q_lora_rank"),
-        num_output_groups=_positive(config, "o_groups"),
-        output_lora_rank=_positive(config, "o_lora_rank"),
+        q_lora_rank=positive(config, "q_lora_rank"),
+        num_output_groups=positive(config, "o_groups"),
+        output_lora_rank=positive(config, "o_lora_rank"),
         layer_kinds=kinds,
         hash_layers=_hash_layers(config, num_layers),
         csa_ratio=ratios[LayerKind.CSA],
         hca_ratio=ratios[LayerKind.HCA],
-        window=_positive(config, "sliding_window"),
-        index_heads=_positive(config, "index_n_heads"),
-        index_dim=_positive(config, "index_head_dim"),
-        index_topk=_positive(config, "index_topk"),
-        num_experts=_positive(config, "n_routed_experts"),
-        experts_per_token=_positive(config, "num_experts_per_tok"),
-        expert_dim=_positive(config, "moe_intermediate_size"),
-        routed_scaling=_number(config, "routed_scaling_factor", 1.5),
-        swiglu_limit=_number(config, "swiglu_limit", 10.0),
-        num_streams=_positive(config, "hc_mult", 4),
-        sinkhorn_iterations=_positive(config, "hc_sinkhorn_iters", 20),
-        hc_eps=_number(config, "hc_eps", 1e-6),
-        norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        max_position=_positive(config, "max_position_embeddings"),
+        window=positive(config, "sliding_window"),
+        index_heads=positive(config, "index_n_heads"),
+        index_dim=positive(config, "index_head_dim"),
+        index_topk=positive(config, "index_topk"),
+        num_experts=positive(config, "n_routed_experts"),
+        experts_per_token=positive(config, "num_experts_per_tok"),
+        expert_dim=positive(config, "moe_intermediate_size"),
+        routed_scaling=number(config, "routed_scaling_factor", 1.5),
+        swiglu_limit=number(config, "swiglu_limit", 10.0),
+        num_streams=positive(config, "hc_mult", 4),
+        sinkhorn_iterations=positive(config, "hc_sinkhorn_iters", 20),
+        hc_eps=number(config, "hc_eps", 1e-6),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
+        max_position=positive(config, "max_position_embeddings"),
         window_rope=window_rope,
         compressed_rope=compressed_rope,
-        dtype=_dtype(config),
+        dtype=weights_dtype(config),
     )
     _check_shapes(parsed)
     return parsed
@@ -173,9 +148,7 @@ def _check_supported(config: Mapping[str, Any]) -> None:
             "config.json: quantization_config is set, but quantized checkpoints are not supported;"
             " use a float32 or bfloat16 checkpoint"
         )
-    for key, wanted in _REQUIRED.items():
-        if key in config and config[key] != wanted:
-            raise ModelError(f"config.json: {key} = {config[key]!r} is not supported (supported: {wanted!r})")
+    check_variants(config)
 
 
 def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
@@ -213,8 +186,8 @@ def _hash_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]
 
 def _rope_dim(config: Mapping[str, Any], head_dim: int) -> int:
     if "qk_rope_head_dim" in config:
-        return _positive(config, "qk_rope_head_dim")
-    return int(head_dim * _number(config, "partial_rotary_factor", 64 / 512))
+        return positive(config, "qk_rope_head_dim")
+    return int(head_dim * number(config, "partial_rotary_factor", 64 / 512))
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
@@ -223,34 +196,13 @@ def _ropes(config: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
     main, compress = parameters.get("main"), parameters.get("compress")
     if isinstance(main, dict) and isinstance(compress, dict):
         return (
-            RopeConfig(_number(main, "rope_theta", 10000.0)),
-            RopeConfig(_number(compress, "rope_theta", 160000.0), _yarn(compress)),
+            RopeConfig(number(main, "rope_theta", 10000.0)),
+            RopeConfig(number(compress, "rope_theta", 160000.0), yarn(compress)),
         )
     return (
-        RopeConfig(_number(config, "rope_theta", 10000.0)),
-        RopeConfig(_number(config, "compress_rope_theta", 160000.0), _yarn(parameters)),
+        RopeConfig(number(config, "rope_theta", 10000.0)),
+        RopeConfig(number(config, "compress_rope_theta", 160000.0), yarn(parameters)),
     )
-
-
-def _yarn(parameters: Mapping[str, Any]) -> Yarn | None:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "yarn":
-        raise ModelError(f"config.json: rope type {kind!r} is not supported (supported: 'default', 'yarn')")
-    return Yarn(
-        factor=_number(parameters, "factor"),
-        original_max_position=_positive(parameters, "original_max_position_embeddings"),
-        beta_fast=_number(parameters, "beta_fast", 32.0),
-        beta_slow=_number(parameters, "beta_slow", 1.0),
-    )
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    name = config.get("dtype", config.get("torch_dtype", "bfloat16"))
-    if name not in ("float32", "bfloat16"):
-        raise ModelError(f"config.json: dtype {name!r} is not supported (supported: 'float32', 'bfloat16')")
-    return str(name)
 
 
 def _check_shapes(config: V4Config) -> None:
@@ -264,17 +216,3 @@ def _check_shapes(config: V4Config) -> None:
         raise ModelError("config.json: hidden_size and moe_intermediate_size must be multiples of 8 (grouped products)")
     if min(config.csa_ratio, config.hca_ratio) < 1:
         raise ModelError("config.json: compress_rates must be positive")
-
-
-def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
-    return value
-
-
-def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"config.json: {key} must be a number, got {value!r}")
-    return float(value)

@@ -10,24 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine import kernels
+from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v4.attention import Attention
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config
-from headrace_engine.models.deepseek_v4.moe import MoE
-from headrace_engine.models.deepseek_v4.rope import frequencies, step_rope
+from headrace_engine.models.moe import MoE
 from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.rope import frequencies, step_rope
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
-
-
-@dataclass
-class HyperConnection:
-    """One site's weights, or the head's, fp32 (shapes: kernels.hyper_connection_mix and _head)."""
-
-    fn: torch.Tensor
-    base: torch.Tensor
-    scale: torch.Tensor
 
 
 @dataclass

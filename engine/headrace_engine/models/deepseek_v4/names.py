@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
-from headrace_engine.models.errors import ModelError
-
-Shape = tuple[int, ...]
+from headrace_engine.models.names import Shape, Stored, expert_shapes, hyper_connection_shapes, match
 
 _RENAMES = (
     (re.compile(r"^model\."), ""),
@@ -23,8 +20,6 @@ _RENAMES = (
     (re.compile(r"\.attn\.norm\."), ".attn.kv_norm."),
 )
 _IGNORED = re.compile(r"^(mtp|vision|aligner|image_\w*)\.|^image_|\.ffn\.gate\.bias_vl$")  # draft and image-only parts
-_FLOATS = {"F32", "BF16", "F16"}
-_MAX_LISTED = 20
 
 
 def published_name(name: str) -> str:
@@ -54,11 +49,7 @@ def expected_shapes(config: V4Config) -> dict[str, Shape]:
 def _layer_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
     hidden, streams = config.hidden_size, config.num_streams
     shapes: dict[str, Shape] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
-    num_mixes = (2 + streams) * streams
-    for site in ("attn", "ffn"):
-        shapes[f"hc_{site}_fn"] = (num_mixes, streams * hidden)
-        shapes[f"hc_{site}_base"] = (num_mixes,)
-        shapes[f"hc_{site}_scale"] = (3,)
+    shapes.update(hyper_connection_shapes(streams, hidden))
     shapes.update({f"attn.{name}": shape for name, shape in _attention_shapes(config, layer).items()})
     shapes.update({f"ffn.{name}": shape for name, shape in _moe_shapes(config, layer).items()})
     return shapes
@@ -100,59 +91,18 @@ def _compressor_shapes(prefix: str, ratio: int, series: int, dim: int, hidden: i
 
 
 def _moe_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
-    hidden, width = config.hidden_size, config.expert_dim
-    shapes: dict[str, Shape] = {"gate.weight": (config.num_experts, hidden)}
+    shapes: dict[str, Shape] = {"gate.weight": (config.num_experts, config.hidden_size)}
     if config.hash_layers[layer]:
         shapes["gate.tid2eid"] = (config.vocab_size, config.experts_per_token)
     else:
         shapes["gate.bias"] = (config.num_experts,)
-    for owner in [f"experts.{expert}" for expert in range(config.num_experts)] + ["shared_experts"]:
-        shapes[f"{owner}.w1.weight"] = (width, hidden)
-        shapes[f"{owner}.w3.weight"] = (width, hidden)
-        shapes[f"{owner}.w2.weight"] = (hidden, width)
+    shapes.update(expert_shapes(config.num_experts, config.hidden_size, config.expert_dim))
     return shapes
 
 
-@dataclass(frozen=True)
-class Stored:
-    """What the checkpoint holds of one tensor."""
-
-    name: str  # as stored
-    shape: Shape
-    dtype: str  # safetensors' name
-
-
-def match(config: V4Config, stored: Iterable[Stored]) -> dict[str, str]:
+def match_checkpoint(config: V4Config, stored: Iterable[Stored]) -> dict[str, str]:
     """Published name -> stored name of every tensor of the model; draft and image tensors are left out.
 
     Raises ModelError listing missing, unexpected, misshapen or quantized tensors by name.
     """
-    expected = expected_shapes(config)
-    found: dict[str, str] = {}
-    unexpected, misshapen, unreadable = [], [], []
-    for item in stored:
-        name = published_name(item.name)
-        if _IGNORED.search(name):
-            continue
-        if name not in expected:
-            unexpected.append(item.name)
-        elif item.dtype not in _FLOATS and not (name.endswith("tid2eid") and item.dtype in ("I32", "I64")):
-            unreadable.append(f"{item.name} ({item.dtype})")
-        elif item.shape != expected[name]:
-            misshapen.append(f"{item.name} {list(item.shape)} instead of {list(expected[name])}")
-        found[name] = item.name
-    problems = [
-        ("quantized or of an unsupported type (supported: float32, bfloat16, float16)", unreadable),
-        ("missing", [name for name in expected if name not in found]),
-        ("unexpected", unexpected),
-        ("of another shape than config.json implies", misshapen),
-    ]
-    lines = [f"{len(names)} tensors {what}: {_listed(names)}" for what, names in problems if names]
-    if lines:
-        raise ModelError("the checkpoint does not fit its config.json; " + "; ".join(lines))
-    return found
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_LISTED
-    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return match(expected_shapes(config), stored, published_name, lambda name: bool(_IGNORED.search(name)))

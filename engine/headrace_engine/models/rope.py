@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.models.deepseek_v4.config import RopeConfig, Yarn
+from headrace_engine.models.config_values import RopeConfig, Yarn
 
 
 def frequencies(config: RopeConfig, rope_dim: int, device: str | torch.device = "cpu") -> torch.Tensor:

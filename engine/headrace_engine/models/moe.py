@@ -1,4 +1,4 @@
-"""DeepSeek-V4's mixture of experts: hash or score routing, routed experts behind the exchange, one shared expert."""
+"""The mixture of experts: hash or score routing, routed experts behind the exchange, one shared expert."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from headrace_engine import kernels
-from headrace_engine.models.deepseek_v4.config import V4Config
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
 class MoE:
     """One layer's experts of this rank, and what every rank has. Stacks are gate projection first."""
 
-    config: V4Config
+    experts_per_token: int
+    routed_scaling: float
+    swiglu_limit: float
     gate: torch.Tensor  # [E, hidden] fp32
     bias: torch.Tensor | None  # [E] fp32: moves the choice, not the weights
     experts_of_token: torch.Tensor | None  # [vocab, k] int64, hash layers only
@@ -29,12 +30,11 @@ class MoE:
 
     def run(self, x: torch.Tensor, token_ids: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """x [T, hidden] dt, normed -> [T, hidden] dt. A collective when the exchange is one: T may be 0."""
-        config = self.config
         forced = None if self.experts_of_token is None else self.experts_of_token[token_ids]
-        ids, weights = kernels.route(x, self.gate, self.bias, forced, config.experts_per_token, config.routed_scaling)
+        ids, weights = kernels.route(x, self.gate, self.bias, forced, self.experts_per_token, self.routed_scaling)
         routed = exchange.run(x, ids, weights, self._run_experts)
-        shared = kernels.dense_mlp(x, self.shared_w13, self.shared_w2, config.swiglu_limit)
+        shared = kernels.dense_mlp(x, self.shared_w13, self.shared_w2, self.swiglu_limit)
         return routed + shared
 
     def _run_experts(self, rows: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.config.swiglu_limit)
+        return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.swiglu_limit)

@@ -1,0 +1,78 @@
+"""What the config.json files of different families have in common: checked values, rotary settings. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_engine.models.errors import ModelError
+
+# Variants that no published model uses; serving one of them as if it were the default would be silently wrong.
+_REQUIRED: dict[str, Any] = {
+    "scoring_func": "sqrtsoftplus",
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+}
+
+
+@dataclass(frozen=True)
+class Yarn:
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    theta: float
+    yarn: Yarn | None = None
+
+
+def check_variants(config: Mapping[str, Any]) -> None:
+    """Raises ModelError for a value that means another computation than ours."""
+    for key, wanted in _REQUIRED.items():
+        if key in config and config[key] != wanted:
+            raise ModelError(f"config.json: {key} = {config[key]!r} is not supported (supported: {wanted!r})")
+
+
+def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ModelError(f"config.json: {key} must be a number, got {value!r}")
+    return float(value)
+
+
+def yarn(parameters: Mapping[str, Any]) -> Yarn | None:
+    """The YaRN settings of a rope_scaling or rope_parameters object; None for the plain rope."""
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ModelError(f"config.json: rope type {kind!r} is not supported (supported: 'default', 'yarn')")
+    return Yarn(
+        factor=number(parameters, "factor"),
+        original_max_position=positive(parameters, "original_max_position_embeddings"),
+        beta_fast=number(parameters, "beta_fast", 32.0),
+        beta_slow=number(parameters, "beta_slow", 1.0),
+    )
+
+
+def weights_dtype(config: Mapping[str, Any]) -> str:
+    name = config.get("dtype", config.get("torch_dtype", "bfloat16"))
+    if name not in ("float32", "bfloat16"):
+        raise ModelError(f"config.json: dtype {name!r} is not supported (supported: 'float32', 'bfloat16')")
+    return str(name)

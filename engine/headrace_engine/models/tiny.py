@@ -1,0 +1,37 @@
+"""Small random models, each a complete checkpoint folder: for tests, and for pods without a download. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace_engine.models.deepseek_v4 import tiny as v4
+from headrace_engine.models.deepseek_v4.tiny_tokenizer import write_tokenizer
+from headrace_engine.models.errors import ModelError
+
+
+@dataclass(frozen=True)
+class _Family:
+    config: dict[str, Any]
+    max_position: int  # tokens
+    write: Callable[[Path, dict[str, Any], int], None]  # folder, config, seed
+
+
+_FAMILIES = {"v4": _Family(v4.TINY_CONFIG, v4.TINY_CONFIG["max_position_embeddings"], v4.write_checkpoint)}
+FAMILIES = tuple(_FAMILIES)
+
+
+def write_tiny(path: str | Path, family: str = "v4", seed: int = 0) -> None:
+    """Writes a checkpoint folder (config, weights under published names, tokenizer). Raises ModelError for a family.
+
+    The files depend on nothing but family and seed. An existing folder's files of the same names are replaced.
+    """
+    if family not in _FAMILIES:
+        raise ModelError(f"no tiny model of family {family!r} (known: {', '.join(FAMILIES)})")
+    chosen = _FAMILIES[family]
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen.write(folder, chosen.config, seed)
+    write_tokenizer(folder, chosen.max_position)
