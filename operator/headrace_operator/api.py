@@ -13,6 +13,7 @@ from pydantic import Field
 
 from headrace_operator import names
 from headrace_operator.api_engine import Engine, ImageName, Model, Transfer
+from headrace_operator.api_failure import RestartPolicy
 from headrace_operator.api_pods import PodTemplate, Resources, RoleResources
 from headrace_operator.rules import Rule, RuledModel, TransitionRule
 
@@ -123,6 +124,9 @@ class Spec(RuledModel):
         description="The pools of groups: prefill and decode together, or unified alone.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    restart_policy: RestartPolicy = Field(
+        default=RestartPolicy(), description="What becomes of groups that fail. Default: see its fields."
+    )
     drain_timeout_seconds: int = Field(
         default=120,
         ge=0,
@@ -165,6 +169,7 @@ class Metadata(RuledModel):
     namespace: str = Field(default="default", description="Namespace of every child.")
     uid: str = Field(default="", description="Identity of the object, set by the API server.")
     generation: int = Field(default=1, description="Number of the spec, raised by the API server.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Notes of anyone; see names.py for ours.")
 
 
 class DisaggDeployment(RuledModel):
@@ -200,4 +205,5 @@ class DisaggDeployment(RuledModel):
 
 def _known_metadata(manifest: dict[str, Any]) -> dict[str, Any]:
     metadata = manifest.get("metadata") or {}
-    return {key: metadata[key] for key in ("name", "namespace", "uid", "generation") if key in metadata}
+    known = {key: metadata[key] for key in ("name", "namespace", "uid", "generation") if key in metadata}
+    return known | ({"annotations": metadata["annotations"]} if metadata.get("annotations") else {})

@@ -37,7 +37,15 @@ class RoleStatus(StatusModel):
     groups: int = Field(description="Groups that have pods, of any revision.")
     ready_groups: int = Field(description="Groups whose pods are all ready, of any revision.")
     updated_groups: int = Field(description="Groups of the wanted revision, ready or not.")
+    failed_groups: int = Field(default=0, description="Groups given up: they failed restartPolicy.maxRestarts times.")
     revision: str = Field(max_length=63, description="The wanted revision: hash of the role's template.")
+
+
+class NodeFailures(StatusModel):
+    """How often a group failed on one node."""
+
+    name: str = Field(max_length=253, description="Name of the node.")
+    failures: int = Field(description="Failures there since the group was last well; from 2 on the node is avoided.")
 
 
 class Rebuild(StatusModel):
@@ -46,7 +54,18 @@ class Rebuild(StatusModel):
     role: str = Field(max_length=63, description="Role of the group.")
     group: int = Field(description="Index of the group.")
     revision: str = Field(max_length=63, description="Revision that the group is rebuilt from.")
-    failures: int = Field(description="Failures in a row; each doubles the wait before the next try, up to a minute.")
+    failures: int = Field(description="Failures in a row; each doubles the wait before the next try, up to a cap.")
+    given_up: bool = Field(
+        default=False,
+        description="true: it failed too often and is not made again until the role's template changes, more restarts "
+        "are allowed, or `headrace retry` asks for it.",
+    )
+    nodes: list[NodeFailures] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Where it failed.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
     last_time: str = Field(description="When it was last given up (UTC).", json_schema_extra={"format": "date-time"})
     message: Line = Field(description="What happened, with the last lines of the failed container.")
 

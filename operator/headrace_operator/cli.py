@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from headrace_operator import names
+from headrace_operator import cli_retry, names
 from headrace_operator.manifests import ManifestError, load
 
 _EPILOG = """\
@@ -22,6 +22,7 @@ examples:
   headrace render docs/examples/tiny-2p1d.yaml | less
   headrace up docs/examples/tiny-1p1d.yaml --base-port 8000
   headrace status tiny-2p1d -n default
+  headrace retry tiny-2p1d --role decode
 
 exit codes: 0 done; 1 a process, the cluster or the deployment failed; 2 bad flags or a bad file
 """
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("-n", "--namespace", default="default", help="default: %(default)s")
     status.add_argument("-o", "--output", choices=["table", "json"], default="table", help="default: %(default)s")
     status.set_defaults(run=_status)
+
+    cli_retry.add_parser(commands)
     return parser
 
 

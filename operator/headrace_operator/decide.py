@@ -11,14 +11,17 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.api_status import Status
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import Rebuild, RoleState
 from headrace_operator.observe import Observed, epoch_seconds
+from headrace_operator.render.avoid import avoiding
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.services import controller_revision, group_service, role_service
+from headrace_operator.retry import is_wanted, wishes
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.rollout import Deletion, Note, RolePlan, plan_role
 
@@ -131,19 +134,28 @@ def _role_state(
     revisions: Mapping[str, str],
 ) -> RoleState:
     role = deployment.spec.role(name)
+    noted = [rebuild for rebuild in status.rebuilds if rebuild.role == name]
+    wanted = wishes(deployment.metadata.annotations.get(names.ANNOTATION_RETRY, ""))
     return RoleState(
         role=name,
         revision=revisions.get(name, ""),
         replicas=role.replicas if role else 0,
         groups={key: pods for key, pods in observed.groups.items() if key.role == name},
         sizes={rev: template.parallelism.num_pods for (of, rev), template in templates.items() if of == name},
-        rebuilds={
-            rebuild.group: Rebuild(
-                rebuild.revision, rebuild.failures, epoch_seconds(rebuild.last_time), rebuild.message
-            )
-            for rebuild in status.rebuilds
-            if rebuild.role == name
-        },
+        rebuilds={rebuild.group: _as_noted(rebuild) for rebuild in noted},
+        restarts=deployment.spec.restart_policy.as_rules(deployment.metadata.uid),
+        retried=frozenset(rebuild.group for rebuild in noted if is_wanted(rebuild, wanted)),
+    )
+
+
+def _as_noted(rebuild: StoredRebuild) -> Rebuild:
+    return Rebuild(
+        rebuild.revision,
+        rebuild.failures,
+        epoch_seconds(rebuild.last_time),
+        rebuild.message,
+        is_final=rebuild.given_up,
+        nodes=tuple((node.name, node.failures) for node in rebuild.nodes),
     )
 
 
@@ -173,7 +185,10 @@ def _wanted_objects(
         if role in revisions:
             bodies.append(role_service(owner, role))
         pods += [
-            engine_pod(owner, creation.key, index, templates[creation.key.role, creation.key.revision])
+            avoiding(
+                engine_pod(owner, creation.key, index, templates[creation.key.role, creation.key.revision]),
+                creation.avoided_nodes,
+            )
             for creation in plan.create
             for index in creation.pods
         ]

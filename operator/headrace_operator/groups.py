@@ -6,9 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-BACKOFF_MAX_SECONDS = 60.0
-# A group that has not failed for so long starts counting its failures from zero.
-FAILURE_MEMORY_SECONDS = 600.0
 # Longest that a pod may overstay its own deletion before its node is taken for lost.
 OVERDUE_SECONDS = 30.0
 
@@ -41,6 +38,10 @@ class Pod:
     is_ready: bool = False
     deadline: float | None = None  # being deleted: when it should be gone at the latest
     is_edited: bool = False  # its containers are not what was applied
+    is_restarted: bool = False  # its engine was started again in place, so it is not the one that its group knows
+    ready_since: float | None = None  # since when it is ready
+    finished_at: float | None = None  # when its engine ended, where that is known
+    node: str = ""  # where it runs; empty before it is bound
     trouble: Trouble | None = None
 
     @property
@@ -57,7 +58,7 @@ class GroupState(enum.StrEnum):
 
     EMPTY = "Empty"  # no pods
     TERMINATING = "Terminating"  # at least one pod is being deleted: the others go too
-    BROKEN = "Broken"  # a pod ended, was edited, or vanished after the group had started
+    BROKEN = "Broken"  # a pod ended, was edited or restarted, or vanished after the group had started
     PARTIAL = "Partial"  # some pods were never made; none has started yet
     FORMING = "Forming"  # all pods exist, not all are ready
     READY = "Ready"
@@ -71,11 +72,18 @@ class Rebuild:
     failures: int
     time: float  # epoch seconds when the group was given up
     message: str
+    is_final: bool = False  # it has failed too often: it is not made again
+    nodes: tuple[tuple[str, int], ...] = ()  # where it failed, and how often in a row there
 
-    @property
-    def not_before(self) -> float:
-        """Epoch seconds before which the group must not be made again: waits 1, 2, 4, ... 60 s."""
-        return self.time + backoff_seconds(self.failures)
+
+@dataclass(frozen=True)
+class RestartRules:
+    """How often and how soon groups that fail are made again."""
+
+    max_restarts: int = 5
+    backoff_base_seconds: float = 1.0
+    backoff_max_seconds: float = 300.0
+    seed: str = ""  # differs from deployment to deployment, so that they do not all restart at the same moment
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,8 @@ class RoleState:
     groups: Mapping[GroupKey, tuple[Pod, ...]]
     sizes: Mapping[str, int]  # pods per group of every revision that can be rendered
     rebuilds: Mapping[int, Rebuild] = field(default_factory=dict)  # by group index
-
-
-def backoff_seconds(failures: int) -> float:
-    """Seconds to wait after so many failures in a row."""
-    return 0.0 if failures <= 0 else min(BACKOFF_MAX_SECONDS, 2.0 ** min(failures - 1, 10))
+    restarts: RestartRules = RestartRules()
+    retried: frozenset[int] = frozenset()  # groups whose failures are to be forgotten now
 
 
 def group_state(pods: tuple[Pod, ...], size: int | None) -> GroupState:
@@ -101,7 +106,7 @@ def group_state(pods: tuple[Pod, ...], size: int | None) -> GroupState:
         return GroupState.EMPTY
     if any(pod.is_terminating for pod in pods):
         return GroupState.TERMINATING
-    if any(pod.is_finished or pod.is_edited for pod in pods):
+    if any(pod.is_finished or pod.is_edited or pod.is_restarted for pod in pods):
         return GroupState.BROKEN
     if size is not None and len(pods) < size:
         # Ranks meet once: a pod that is missing after others have started cannot join them.

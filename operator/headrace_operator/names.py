@@ -17,6 +17,7 @@ SHORT_NAME = "dd"
 MANAGER = "headrace-operator"  # field manager of every write, and the value of the managed-by label
 # Gives labels back to objects whose other fields are fixed; under the name above the apply would drop those fields.
 METADATA_MANAGER = f"{MANAGER}-metadata"
+CLI_MANAGER = "headrace"  # of what the `headrace` command writes for a user
 
 # Roles.
 PREFILL = "prefill"
@@ -38,6 +39,9 @@ LABEL_LLM_D_ROLE = "llm-d.ai/role"  # so that other routers can follow our pods 
 
 # Hash of the object as last applied: tells "another version renders it otherwise" from "edited by hand".
 ANNOTATION_APPLIED = f"{GROUP}/applied"
+
+# On a DisaggDeployment: failed groups to be made again at once, as `ROLE/GROUP@TIME` with blanks between them.
+ANNOTATION_RETRY = f"{GROUP}/retry"
 
 # Ports.
 PORT_HTTP = 8000  # router and engines
@@ -79,6 +83,7 @@ REASON_REFUSED = "ApplyRefused"
 REASON_NAME_TAKEN = "NameTaken"
 REASON_IMAGE_PULL = "ImagePull"
 REASON_CRASH_LOOP = "CrashLoop"
+REASON_RESTARTS_EXHAUSTED = "RestartsExhausted"
 REASON_UNSCHEDULABLE = "Unschedulable"
 REASON_PROBE_FAILING = "ProbeFailing"
 REASON_WAITING_FOR_GROUP = "WaitingForGroup"

@@ -18,6 +18,7 @@ Body = Mapping[str, Any]
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _MAX_MESSAGE = 1024
+_MAX_LAST_WORDS = 2560  # a kubelet keeps 2048 bytes of a failed container's log
 
 
 @dataclass(frozen=True)
@@ -102,24 +103,52 @@ def _templates(children: Mapping[tuple[str, str], Body]) -> dict[tuple[str, str]
 def _pod(body: Body, index: int) -> Pod:
     status = body.get("status") or {}
     deletion = body["metadata"].get("deletionTimestamp")
+    ready = _condition(status, "Ready")
+    is_ready = ready.get("status") == "True"
+    engine = _engine(status)
     return Pod(
         name=body["metadata"]["name"],
         uid=body["metadata"]["uid"],
         index=index,
         phase=_phase(status),
-        is_ready=_condition(status, "Ready").get("status") == "True",
+        is_ready=is_ready,
         deadline=epoch_seconds(deletion) if deletion else None,
         is_edited=_is_edited(body),
+        is_restarted=bool(engine.get("restartCount")),
+        ready_since=_time_of(ready, "lastTransitionTime") if is_ready else None,
+        finished_at=_time_of(_ended(engine), "finishedAt"),
+        node=str((body.get("spec") or {}).get("nodeName") or ""),
         trouble=pod_trouble(body),
     )
 
 
+def _engine(status: Body) -> Body:
+    """Status of the engine's container."""
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == names.CONTAINER_ENGINE:
+            return dict(container)
+    return {}
+
+
+def _ended(container: Body) -> Body:
+    """How a container ended: now, or before it was started again."""
+    for key in ("state", "lastState"):
+        ended = (container.get(key) or {}).get("terminated")
+        if ended:
+            return dict(ended)
+    return {}
+
+
+def _time_of(body: Body, key: str) -> float | None:
+    """Epoch seconds of a time that may be missing."""
+    return epoch_seconds(body[key]) if body.get(key) else None
+
+
 def _phase(status: Body) -> str:
     """The pod's phase, or how the engine ended: a pod goes on Running while any sidecar does."""
-    for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
-        if ended and container.get("name") == names.CONTAINER_ENGINE:
-            return "Failed" if ended.get("exitCode") else "Succeeded"
+    ended = (_engine(status).get("state") or {}).get("terminated")
+    if ended:
+        return "Failed" if ended.get("exitCode") else "Succeeded"
     return str(status.get("phase", "Pending"))
 
 
@@ -142,11 +171,12 @@ def pod_trouble(body: Body) -> Trouble | None:
     """Why a pod is not ready, or None if it is."""
     name = body["metadata"]["name"]
     status = body.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    is_restarted = bool(_engine(status).get("restartCount"))
+    if is_restarted or _phase(status) in ("Failed", "Succeeded"):
+        return Trouble(names.REASON_CRASH_LOOP, _end_message(name, status, containers))
     if _condition(status, "Ready").get("status") == "True":
         return None
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    if _phase(status) in ("Failed", "Succeeded"):
-        return Trouble(names.REASON_CRASH_LOOP, _end_message(name, status, containers))
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return Trouble(names.REASON_UNSCHEDULABLE, _shortened(f"pod {name}: {scheduled.get('message', 'no node')}"))
@@ -169,13 +199,13 @@ def pod_trouble(body: Body) -> Trouble | None:
 
 def _end_message(pod: str, status: Body, containers: Iterable[Body]) -> str:
     """How a pod ended: exit code and reason first, the container's last words after a line break."""
-    ends = [(container, (container.get("state") or {}).get("terminated") or {}) for container in containers]
+    ends = [(container, _ended(container)) for container in containers]
     for container, ended in sorted(ends, key=lambda end: not end[1].get("exitCode")):  # failures first
         if ended:
             reason = ended.get("reason") or "Error"
             head = f"pod {pod}: container {container['name']} exited with code {ended.get('exitCode')} ({reason})"
             tail = str(ended.get("message") or "").strip()
-            room = _MAX_MESSAGE - len(head)
+            room = _MAX_LAST_WORDS - len(head)
             return f"{head}\n{tail[-room:]}" if tail else head
     reason = status.get("reason") or status.get("phase")
     return _shortened(f"pod {pod} ended: {reason}: {status.get('message', '')}".rstrip(": "))

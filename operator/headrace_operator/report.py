@@ -25,6 +25,8 @@ def status_table(body: Mapping[str, Any]) -> str:
     parts.append(_aligned(rows))
     for rebuild in status.rebuilds:
         what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is being replaced since"
+        if rebuild.given_up:
+            what = f"given up after {rebuild.failures - 1} restarts, the last"
         head = f"{rebuild.role} group {rebuild.group}: {what} {rebuild.last_time}"
         parts.append(f"{head}\n{_indented(rebuild.message)}")
     return "\n\n".join(parts) + "\n"

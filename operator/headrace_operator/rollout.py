@@ -4,8 +4,8 @@ A role has `replicas` *slots*, numbered from 0; each slot holds one group of one
 
 1. Groups beyond the slots, and second groups in a slot, are deleted.
 2. A group is kept whole. If one of its pods ends, is edited or vanishes, all its pods are deleted and the group is made
-   again from its own revision, after 1, 2, 4, ... 60 s when it fails again and again. What a slot is to hold next is
-   noted in `rebuilds` (kept in the resource's status), because an empty slot says nothing.
+   again from its own revision, later and later when it fails again and again, and at last no more (`restarts.py`).
+   What a slot is to hold next is noted in `rebuilds` (kept in the resource's status): an empty slot says nothing.
 3. Roll-out: while no group of the wanted revision is missing or unready, one slot of an old revision is turned over:
    unready ones first, then from the highest index. Its old group goes first (drained), the new one follows: a full
    cluster has no room for both. A new revision that never gets ready thus costs one group at most.
@@ -27,7 +27,7 @@ from headrace_operator.groups import (
     RoleState,
     group_state,
 )
-from headrace_operator.restarts import after_failure, memory_of
+from headrace_operator.restarts import after_failure, bad_nodes, is_given_up, memory_of, wait_seconds
 
 # Nothing is drained from a group that has lost a rank; its pods only get time to say goodbye.
 BROKEN_GRACE_SECONDS = 5
@@ -39,6 +39,7 @@ class Creation:
 
     key: GroupKey
     pods: tuple[int, ...]
+    avoided_nodes: tuple[str, ...] = ()  # the group failed there again and again
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class _Planner:
             for index, noted in state.rebuilds.items()
             if index < state.replicas and noted.revision in state.sizes
         }
+        for index in self.rebuilds.keys() & state.retried:
+            self.rebuilds[index] = replace(self.rebuilds[index], failures=0, is_final=False, nodes=())
         self.create: list[Creation] = []
         self.delete: list[Deletion] = []
         self.notes: list[Note] = []
@@ -180,19 +183,24 @@ class _Planner:
 
     def _keep(self, slot: Slot) -> None:
         """Rule 2: the next step of a slot that keeps its revision."""
-        if slot.state is GroupState.EMPTY:
+        is_whole = slot.state in (GroupState.FORMING, GroupState.READY, GroupState.PARTIAL)
+        if not is_whole and is_given_up(self.rebuilds.get(slot.index), self.state.restarts):
+            self._rest(slot)
+        elif slot.state is GroupState.EMPTY:
             self._create_group(slot.index, slot.revision)
         elif slot.state is GroupState.TERMINATING:
             # Whoever deleted a pod of it, the slot is made again as it was, unless it is noted otherwise.
             if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
                 self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, "a pod of the group was deleted")
             self._delete_group(slot.pods, None if self._can_drain(slot) else BROKEN_GRACE_SECONDS)
+        elif slot.state is GroupState.BROKEN and slot.index in self.state.retried:
+            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)  # what is left of a failure that was counted
         elif slot.state is GroupState.BROKEN:
-            self._give_up(slot)
+            self._fail(slot)
         elif slot.state is GroupState.PARTIAL:
             present = {pod.index for pod in slot.pods}
             missing = tuple(i for i in range(self.state.sizes[slot.revision]) if i not in present)
-            self.create.append(Creation(GroupKey(self.state.role, slot.revision, slot.index), missing))
+            self._create_pods(GroupKey(self.state.role, slot.revision, slot.index), missing)
         else:
             self._remember(slot)
 
@@ -202,27 +210,41 @@ class _Planner:
         return is_whole and not any(pod.is_finished for pod in slot.pods)
 
     def _create_group(self, index: int, revision: str) -> None:
-        noted = self.rebuilds.get(index)
-        wait = noted.not_before - self.now if noted else 0.0
+        wait = wait_seconds(self.rebuilds.get(index), self.state.role, index, self.state.restarts, self.now)
         if wait > 0:
             self.waits.append(wait)
             return
         key = GroupKey(self.state.role, revision, index)
-        self.create.append(Creation(key, tuple(range(self.state.sizes[revision]))))
+        self._create_pods(key, tuple(range(self.state.sizes[revision])))
         self.notes.append(Note("GroupCreated", f"{key.role} group {index} is made from revision {revision}"))
 
-    def _give_up(self, slot: Slot) -> None:
+    def _create_pods(self, key: GroupKey, pods: tuple[int, ...]) -> None:
+        self.create.append(Creation(key, pods, bad_nodes(self.rebuilds.get(key.index))))
+
+    def _fail(self, slot: Slot) -> None:
         size = self.state.sizes.get(slot.revision)
         revision = slot.revision if size is not None else self.state.revision
-        noted = after_failure(self.rebuilds.get(slot.index), revision, slot.pods, size, self.now)
+        rules = self.state.restarts
+        noted = after_failure(self.rebuilds.get(slot.index), revision, slot.pods, size, rules, self.now)
         self.rebuilds[slot.index] = noted
         first_line = noted.message.partition("\n")[0]
-        text = f"{self.state.role} group {slot.index} is made again (failure {noted.failures} in a row): {first_line}"
-        self.notes.append(Note("GroupFailed", text, is_warning=True))
-        self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+        where = f"{self.state.role} group {slot.index}"
+        if noted.is_final:
+            text = f"{where} is given up after {rules.max_restarts} restarts: {first_line}"
+            self.notes.append(Note("RestartsExhausted", text, is_warning=True))
+            self._rest(slot)
+        else:
+            text = f"{where} is made again (failure {noted.failures} in a row): {first_line}"
+            self.notes.append(Note("GroupFailed", text, is_warning=True))
+            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+
+    def _rest(self, slot: Slot) -> None:
+        """A group that is given up: what still runs of it goes, and frees its resources. Pods that have ended hold
+        none; they are kept so that their whole logs can be read."""
+        self._delete_group([pod for pod in slot.pods if not pod.is_finished], BROKEN_GRACE_SECONDS)
 
     def _remember(self, slot: Slot) -> None:
-        memory = memory_of(self.rebuilds.pop(slot.index, None), slot.state, self.now)
+        memory = memory_of(self.rebuilds.pop(slot.index, None), slot.state, slot.pods, self.now)
         if memory.rebuild:
             self.rebuilds[slot.index] = memory.rebuild
         if memory.wait_seconds is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
-from headrace_operator.api_status import Condition, Rebuild, RoleStatus, Status, Summary
+from headrace_operator.api_status import Condition, NodeFailures, Rebuild, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
 from headrace_operator.groups import GroupState, Trouble
 from headrace_operator.observe import Observed
@@ -130,11 +130,13 @@ def _conditions(before: Status, findings: Mapping[str, _Finding], generation: in
 
 def _role_status(role: Role, plan: RolePlan, decision: Decision) -> RoleStatus:
     revision = decision.revisions[role.name]
+    given_up = {index for index, noted in plan.rebuilds if noted.is_final}
     return RoleStatus(
         name=role.name,
         groups=sum(bool(slot.pods) for slot in plan.slots),
         ready_groups=sum(slot.state is GroupState.READY for slot in plan.slots),
         updated_groups=sum(bool(slot.pods) and slot.revision == revision for slot in plan.slots),
+        failed_groups=sum(slot.state is not GroupState.READY and slot.index in given_up for slot in plan.slots),
         revision=revision,
     )
 
@@ -155,6 +157,8 @@ def _rebuilds(decision: Decision) -> list[Rebuild]:
             group=index,
             revision=rebuild.revision,
             failures=rebuild.failures,
+            given_up=rebuild.is_final,
+            nodes=[NodeFailures(name=name, failures=failures) for name, failures in rebuild.nodes],
             last_time=timestamp(rebuild.time),
             message=rebuild.message if rebuild.time > oldest_told else rebuild.message.partition("\n")[0],
         )
@@ -240,6 +244,8 @@ def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -
         return _Finding(False, names.REASON_REPAIRS_PAUSED, message)
     if ready.holds and not decision.apply and not decision.delete_pods and not decision.delete_children:
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
+    if ready.reason == names.REASON_RESTARTS_EXHAUSTED:
+        return _Finding(False, ready.reason, ready.message)
     if any(slot.revision != decision.revisions.get(role) for role, p in decision.plans.items() for slot in p.slots):
         return _Finding(True, names.REASON_ROLLING_OUT, ready.message)
     return _Finding(True, names.REASON_CREATING if ready.holds else ready.reason, ready.message)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.decide import Decision
-from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Trouble
+from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Rebuild, Trouble
+from headrace_operator.restarts import bad_nodes
 from headrace_operator.rollout import Slot
 
 # The most telling first: a later one is often only the consequence of an earlier one.
 _PRECEDENCE = (
+    names.REASON_RESTARTS_EXHAUSTED,
     names.REASON_IMAGE_PULL,
     names.REASON_CANNOT_START,
     names.REASON_CRASH_LOOP,
@@ -34,15 +36,20 @@ def worst_trouble(deployment: DisaggDeployment, decision: Decision, now: float) 
         for slot in plan.slots:
             if slot.state is GroupState.READY:
                 continue
-            rebuild = noted.get(slot.index)
-            failures = rebuild.failures if rebuild else 0
-            trouble = _slot_trouble(slot, failures, rebuild.message if rebuild else "", now)
+            trouble = _slot_trouble(slot, noted.get(slot.index), now)
             where = f"{role.name} group {slot.index} of {role.replicas}"
             troubles.append(Trouble(trouble.reason, f"{where}: {trouble.message}"))
     return min(troubles, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
 
 
-def _slot_trouble(slot: Slot, failures: int, last_failure: str, now: float) -> Trouble:
+def _slot_trouble(slot: Slot, noted: Rebuild | None, now: float) -> Trouble:
+    failures, last_failure = (noted.failures, noted.message) if noted else (0, "")
+    if noted and noted.is_final:
+        return Trouble(
+            names.REASON_RESTARTS_EXHAUSTED,
+            f"given up after {failures - 1} restarts; change its template or run `headrace retry`; last: "
+            f"{_with_bad_nodes(noted)}",
+        )
     for pod in slot.pods:
         if pod.deadline is not None and now > pod.deadline + OVERDUE_SECONDS:
             return Trouble(names.REASON_NODE_LOST, f"pod {pod.name} should be gone; its node does not answer")
@@ -50,8 +57,8 @@ def _slot_trouble(slot: Slot, failures: int, last_failure: str, now: float) -> T
     worst = min(seen, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
     if worst and _PRECEDENCE.index(worst.reason) < _PRECEDENCE.index(names.REASON_CRASH_LOOP):
         return worst
-    if failures >= _CRASH_LOOP_FAILURES:
-        return Trouble(names.REASON_CRASH_LOOP, f"failed {failures} times in a row; last: {last_failure}")
+    if noted and failures >= _CRASH_LOOP_FAILURES:
+        return Trouble(names.REASON_CRASH_LOOP, f"failed {failures} times in a row; last: {_with_bad_nodes(noted)}")
     if slot.state in (GroupState.BROKEN, GroupState.TERMINATING):
         return Trouble(names.REASON_REBUILDING, last_failure or "its pods are being deleted")
     if slot.state is GroupState.EMPTY:
@@ -62,3 +69,11 @@ def _slot_trouble(slot: Slot, failures: int, last_failure: str, now: float) -> T
     if num_ready and worst and worst.reason == names.REASON_STARTING:
         return Trouble(names.REASON_WAITING_FOR_GROUP, f"{num_ready} of {len(slot.pods)} pods ready; {worst.message}")
     return worst or Trouble(names.REASON_STARTING, f"{num_ready} of {len(slot.pods)} pods ready")
+
+
+def _with_bad_nodes(noted: Rebuild) -> str:
+    """The last failure, with the nodes that are avoided because of it."""
+    counts = dict(noted.nodes)
+    avoided = ", ".join(f"{node} (failed there {counts[node]} times)" for node in bad_nodes(noted))
+    head, line_break, tail = noted.message.partition("\n")
+    return f"{head}; avoided if there is another: {avoided}{line_break}{tail}" if avoided else noted.message

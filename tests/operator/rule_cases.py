@@ -55,6 +55,7 @@ GPU = "resources.gpu must equal the ranks of a pod"
 DATA_LOCAL = "dataLocal must divide data"
 CAPACITY = "numBlocks * blockSize must be at least maxModelLen"
 OWN_FLAG = "extraArgs may not repeat a flag"
+BACKOFF = "backoffSeconds.base may not be more than backoffSeconds.max"
 DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
@@ -111,6 +112,9 @@ CASES = [
     Case("a grace period", {"spec.roles.0.template": {"podSpec": {"terminationGracePeriodSeconds": 1}}}, DECIDED),
     Case("a subdomain of the router", {"spec.router": {"template": {"podSpec": {"subdomain": "a"}}}}, DECIDED),
     Case("secrets to pull the router", {"spec.router": {"template": {"podSpec": {"imagePullSecrets": []}}}}),
+    Case("no restarts at all", {"spec.restartPolicy": {"maxRestarts": 0}}),
+    Case("the same wait each time", {"spec.restartPolicy": {"backoffSeconds": {"base": 30, "max": 30}}}),
+    Case("a first wait over the cap", {"spec.restartPolicy": {"backoffSeconds": {"base": 301}}}, BACKOFF),
     Case("the longest name", {"metadata.name": LONGEST_NAME}),
     Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
     Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
@@ -123,6 +127,8 @@ CASES = [
 # Bounds and types of single fields: the schema's part, checked in the same three ways.
 FIELD_CASES = [
     Case("a negative number of groups", {"spec.roles.0.replicas": -1}, "replicas"),
+    Case("fewer than no restarts", {"spec.restartPolicy": {"maxRestarts": -1}}, "maxRestarts"),
+    Case("no wait at all", {"spec.restartPolicy": {"backoffSeconds": {"base": 0}}}, "base"),
     Case("too many groups", {"spec.roles.0.replicas": 1001}, "replicas"),
     Case("no such role", {"spec.roles.0.name": "encode"}, "name"),
     Case("no such type", {"spec.engine": {"dtype": "float8"}}, "dtype"),

@@ -80,6 +80,7 @@ class LocalPod:
     process: LocalProcess
     started_at: float
     is_ready: bool = False
+    ready_since: float | None = None  # epoch seconds
     deadline: float | None = None  # epoch seconds after which it is killed
 
     @classmethod
@@ -117,6 +118,7 @@ class LocalPod:
             index=self.index,
             phase=phase,
             is_ready=self.is_ready and code is None,
+            ready_since=self.ready_since if self.is_ready and code is None else None,
             deadline=self.deadline,
             trouble=trouble,
         )

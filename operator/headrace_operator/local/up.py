@@ -128,7 +128,8 @@ class LocalDeployment:
             return
         is_ready = await _answers(session, pod.url)
         if is_ready and not pod.is_ready:
-            say(f"{pod.name} is ready after {time.time() - pod.started_at:.1f} s")
+            pod.ready_since = time.time()
+            say(f"{pod.name} is ready after {pod.ready_since - pod.started_at:.1f} s")
         pod.is_ready = is_ready
 
     def _check_deaths(self) -> None:
@@ -156,6 +157,7 @@ class LocalDeployment:
             groups={key: tuple(pod.observed() for pod in pods) for key, pods in groups.items()},
             sizes={template.revision: template.parallelism.num_pods},
             rebuilds=self._rebuilds[role],
+            restarts=self._deployment.spec.restart_policy.as_rules(self._owner.name),
         )
         plan = plan_role(state, now)
         self._rebuilds[role] = dict(plan.rebuilds)
