@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     tiny = commands.add_parser("tiny", help="write a small random checkpoint, the same bytes each time")
     tiny.add_argument("--family", default="v4", choices=TINY_FAMILIES)
     tiny.add_argument("--seed", type=int, default=0, metavar="N")
+    tiny.add_argument(
+        "--quantized", action="store_true", help="FP8, FP4 and bfloat16 in shards, as published checkpoints are stored"
+    )
     tiny.add_argument("directory", metavar="DIR", help="made if absent")
     tiny.set_defaults(run=_tiny)
     kernels = commands.add_parser("kernels", help="compile the CPU kernels ahead of time")
@@ -140,17 +143,17 @@ def _tiny(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write_tiny(directory, arguments.family, arguments.seed)
+        _write_tiny(directory, arguments.family, arguments.seed, quantized=arguments.quantized)
     except OSError as error:
         return _refuse("tiny", error)
     print(directory)
     return 0
 
 
-def _write_tiny(directory: Path, family: str, seed: int) -> None:
+def _write_tiny(directory: Path, family: str, seed: int, *, quantized: bool = False) -> None:
     from headrace_engine.models.tiny import write_tiny
 
-    write_tiny(directory, family, seed)
+    write_tiny(directory, family, seed, quantized=quantized)
 
 
 def _refuse(command: str, error: Exception) -> int:

@@ -9,7 +9,9 @@ import torch
 
 from headrace_engine import kernels
 from headrace_engine.models.checkpoint import Checkpoint
+from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
+from headrace_engine.models.names import Source
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,23 +43,24 @@ def experts_of(rank: int, num_ranks: int, num_experts: int) -> range:
 
 
 class Builder:
-    """Every tensor it returns is a copy: nothing refers to the mapped files."""
+    """Every tensor it returns is a copy: nothing refers to the mapped files. Quantized ones are dequantized."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        stored_names: Mapping[str, str],  # by published name
+        sources: Mapping[str, Source],  # by published name
         dtype: torch.dtype,
         device: str,
         experts: range,  # of this rank
     ) -> None:
-        self._checkpoint, self._stored_names = checkpoint, stored_names
+        self._checkpoint, self._sources = checkpoint, sources
         self._dtype, self._device, self._experts = dtype, device, experts
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor in the model dtype, or the given one."""
-        stored = self._checkpoint.read(self._stored_names[name])
-        return torch.empty(stored.shape, dtype=dtype or self._dtype, device=self._device).copy_(stored)
+        target = torch.empty(self._sources[name].shape, dtype=dtype or self._dtype, device=self._device)
+        self._read_into(target, name)
+        return target
 
     def wide(self, name: str) -> torch.Tensor:
         return self.tensor(name, torch.float32)
@@ -67,11 +70,9 @@ class Builder:
 
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors with one input, stacked along their output axis, in the model dtype."""
-        parts = [self._checkpoint.read(self._stored_names[name]) for name in names]
-        rows = sum(part.shape[0] for part in parts)
-        stack = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
-        for target, part in zip(torch.split(stack, [part.shape[0] for part in parts]), parts, strict=True):
-            target.copy_(part)
+        heights = [self._num_outputs(name) for name in names]
+        stack = torch.empty((sum(heights), *self._sources[names[0]].shape[1:]), dtype=self._dtype, device=self._device)
+        self._read_rows(stack, heights, names)
         return stack
 
     def fused_linear(self, parts: Sequence[Sequence[str]]) -> tuple[kernels.Weight, list[int]]:
@@ -89,10 +90,12 @@ class Builder:
 
     def expert_stack(self, prefix: str, names: Sequence[str]) -> kernels.Weight:
         """[experts of this rank, out, in]: the named projections of each expert, one under the other."""
-        first = self.fused([f"{prefix}experts.{self._experts[0]}.{name}.weight" for name in names])
-        stack = torch.empty((len(self._experts), *first.shape), dtype=self._dtype, device=self._device)
-        for target, expert in zip(stack, self._experts, strict=True):
-            target.copy_(self.fused([f"{prefix}experts.{expert}.{name}.weight" for name in names]))
+        rows = [[f"{prefix}experts.{expert}.{name}.weight" for name in names] for expert in self._experts]
+        heights = [self._num_outputs(name) for name in rows[0]]
+        shape = (len(rows), sum(heights), *self._sources[rows[0][0]].shape[1:])
+        stack = torch.empty(shape, dtype=self._dtype, device=self._device)
+        for target, row in zip(stack, rows, strict=True):
+            self._read_rows(target, heights, row)
         return kernels.prepare(stack)
 
     def shared_expert(self, prefix: str) -> tuple[kernels.Weight, kernels.Weight]:
@@ -101,4 +104,22 @@ class Builder:
         return kernels.prepare(gate_up), self.linear(f"{prefix}shared_experts.w2.weight")
 
     def _num_outputs(self, name: str) -> int:
-        return self._checkpoint.tensors[self._stored_names[name]].shape[0]
+        return self._sources[name].shape[0]
+
+    def _read_rows(self, target: torch.Tensor, heights: Sequence[int], names: Sequence[str]) -> None:
+        """Fill target's rows with tensors of these heights, one under the other."""
+        for part, name in zip(torch.split(target, list(heights)), names, strict=True):
+            self._read_into(part, name)
+
+    def _read_into(self, target: torch.Tensor, name: str) -> None:
+        """Fill `target` with one tensor; a quantized one is dequantized. Raises ModelError naming file and tensor."""
+        source = self._sources[name]
+        stored = self._checkpoint.read(source.name)
+        if source.scale is None:
+            target.copy_(stored)
+            return
+        scale = self._checkpoint.read(source.scale)
+        try:
+            dequantize_into(target, stored.to(target.device), scale.to(target.device))
+        except ValueError as error:
+            raise ModelError(f"{self._checkpoint.tensors[source.name].file}: tensor {source.name}: {error}") from error

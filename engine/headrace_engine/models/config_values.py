@@ -42,6 +42,22 @@ def check_variants(config: Mapping[str, Any]) -> None:
             raise ModelError(f"config.json: {key} = {config[key]!r} is not supported (supported: {wanted!r})")
 
 
+def check_quantization(value: object) -> None:
+    """config.json's `quantization_config`; how each tensor is stored, the tensors themselves say (`names.match`).
+
+    Raises ModelError unless it is absent or FP8 as DeepSeek publishes it: e4m3 with block scales, experts perhaps FP4.
+    """
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise ModelError(f"config.json: quantization_config must be an object, got {value!r}")
+    for key, wanted in (("quant_method", "fp8"), ("fmt", "e4m3")):
+        if value.get(key, wanted) != wanted:
+            raise ModelError(
+                f"config.json: quantization_config.{key} = {value[key]!r} is not supported (supported: {wanted!r})"
+            )
+
+
 def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace_engine.models.errors import ModelError
+from headrace_engine.models.quantize import FP4_ROW, fp8_block
 
 Shape = tuple[int, ...]
 
 _FLOATS = {"F32", "BF16", "F16"}
+_INTEGERS = {"I32", "I64"}
+_PACKED = {"I8", "U8"}  # two FP4 numbers a byte
+_QUANTIZED = {"F8_E4M3": {"F8_E8M0", "F32"}, "I8": {"F8_E8M0"}, "U8": {"F8_E8M0"}}  # and formats of its scales
 _MAX_LISTED = 20
 
 
@@ -22,39 +26,81 @@ class Stored:
     dtype: str  # safetensors' name
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where one tensor of the model is in the checkpoint."""
+
+    name: str  # as stored
+    shape: Shape  # of the tensor itself: a packed one is stored with fewer columns
+    scale: str | None = None  # stored name of a quantized tensor's scales
+
+
 def match(
     expected: Mapping[str, Shape],
     stored: Iterable[Stored],
     published_name: Callable[[str], str],
     is_ignored: Callable[[str], bool],
-) -> dict[str, str]:
-    """Published name -> stored name of every expected tensor; those that `is_ignored` (by published name) are left out.
+) -> dict[str, Source]:
+    """Published name -> source of every expected tensor; those that `is_ignored` (by published name) are left out.
 
-    Raises ModelError listing missing, unexpected, misshapen or quantized tensors by name.
+    A quantized NAME.weight has its scales beside it as NAME.scale. Raises ModelError listing by name what is missing,
+    unexpected, misshapen or in a number format that cannot be read.
     """
-    found: dict[str, str] = {}
-    unexpected, misshapen, unreadable = [], [], []
-    for item in stored:
-        name = published_name(item.name)
-        if is_ignored(name):
-            continue
-        if name not in expected:
-            unexpected.append(item.name)
-        elif item.dtype not in _FLOATS and not (name.endswith("tid2eid") and item.dtype in ("I32", "I64")):
-            unreadable.append(f"{item.name} ({item.dtype})")
-        elif item.shape != expected[name]:
-            misshapen.append(f"{item.name} {list(item.shape)} instead of {list(expected[name])}")
-        found[name] = item.name
+    found = {published_name(item.name): item for item in stored}
+    found = {name: item for name, item in found.items() if not is_ignored(name)}
+    sources: dict[str, Source] = {}
+    unreadable, misshapen, scales = [], [], set()
+    for name in expected.keys() & found.keys():
+        item, scale_name = found[name], name.removesuffix(".weight") + ".scale"
+        scale = found.get(scale_name) if item.dtype in _QUANTIZED else None
+        if scale is not None:
+            scales.add(scale_name)
+        if problem := _problem_of_format(item, scale, is_table=name.endswith("tid2eid")):
+            unreadable.append(f"{item.name} ({problem})")
+        elif problem := _problem_of_shape(expected[name], item, scale):
+            misshapen.append(f"{item.name} {problem}")
+        else:
+            sources[name] = Source(item.name, expected[name], None if scale is None else scale.name)
     problems = [
-        ("quantized or of an unsupported type (supported: float32, bfloat16, float16)", unreadable),
+        ("in a number format that cannot be read", sorted(unreadable)),
         ("missing", [name for name in expected if name not in found]),
-        ("unexpected", unexpected),
-        ("of another shape than config.json implies", misshapen),
+        ("unexpected", [item.name for name, item in found.items() if name not in expected and name not in scales]),
+        ("of another shape than config.json implies", sorted(misshapen)),
     ]
     lines = [f"{len(names)} tensors {what}: {_listed(names)}" for what, names in problems if names]
     if lines:
         raise ModelError("the checkpoint does not fit its config.json; " + "; ".join(lines))
-    return found
+    return sources
+
+
+def _problem_of_format(item: Stored, scale: Stored | None, *, is_table: bool) -> str:
+    """What is wrong with a tensor's number format, or nothing. `scale`: of a quantized one, if there is one."""
+    if is_table:
+        return "" if item.dtype in _INTEGERS else f"{item.dtype} instead of integers"
+    if item.dtype in _FLOATS:
+        return ""
+    if item.dtype not in _QUANTIZED:
+        return item.dtype
+    if scale is None:
+        return f"{item.dtype} without a .scale"
+    return "" if scale.dtype in _QUANTIZED[item.dtype] else f"{item.dtype} with scales in {scale.dtype}"
+
+
+def _problem_of_shape(expected: Shape, item: Stored, scale: Stored | None) -> str:
+    stored = expected
+    if item.dtype in _PACKED:
+        if len(expected) != 2 or expected[1] % FP4_ROW:
+            return f"is packed FP4, which does not divide {list(expected)} into rows of {FP4_ROW}"
+        stored = (expected[0], expected[1] // 2)
+    if item.shape != stored:
+        return f"{list(item.shape)} instead of {list(stored)}"
+    if scale is None:
+        return ""
+    if item.dtype in _PACKED:
+        fits = scale.shape == (expected[0], expected[1] // FP4_ROW)
+    else:
+        fits = fp8_block(expected, scale.shape) is not None
+    return "" if fits else f"{list(item.shape)} with scales {list(scale.shape)}"
 
 
 def hyper_connection_shapes(num_streams: int, hidden_size: int) -> dict[str, Shape]:

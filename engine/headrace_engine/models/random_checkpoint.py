@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,47 @@ from safetensors.numpy import save_file
 
 from headrace_engine.models.deepseek_v4.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_token_ids
 from headrace_engine.models.names import Shape
+from headrace_engine.models.shards import Storage, encoded, write_shards
 
 Array = np.ndarray[Any, Any]
 
+_SHARD_BYTES = 256 << 10  # small enough that a tiny model has several shards, as a real one has
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a family's published checkpoints differ from plain fp32 ones."""
+
+    config: Mapping[str, Any]  # what they add to config.json, or say otherwise
+    storage: Callable[[str], Storage]  # of each tensor, by published name
+    fp8_block: tuple[int, int]  # rows, columns that share a scale
+
 
 def write_random(
-    folder: Path, raw_config: Mapping[str, Any], shapes: Mapping[str, Shape], num_experts: int, seed: int
+    folder: Path,
+    raw_config: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    num_experts: int,
+    seed: int,
+    *,
+    published: Published | None = None,
+    max_shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """config.json, generation_config.json and fp32 weights of these names and shapes. Files of these names go."""
-    weights = {name: random_tensor(name, shape, num_experts, seed) for name, shape in shapes.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    """config.json, generation_config.json and weights of these names and shapes. Files of these names go.
+
+    Plain fp32 in one file, or the same numbers in the number formats and shards of `published` ones.
+    """
+    weights = ((name, random_tensor(name, shape, num_experts, seed)) for name, shape in shapes.items())
+    if published is None:
+        save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        raw_config = {**raw_config, **published.config}
+        tensors = (
+            part
+            for name, values in weights
+            for part in encoded(name, values, published.storage(name), published.fp8_block)
+        )
+        write_shards(folder, tensors, max_shard_bytes)
     ids = {key: raw_config[key] for key in ("bos_token_id", "eos_token_id") if key in raw_config}
     for name, value in (("config.json", raw_config), ("generation_config.json", ids)):
         (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -97,7 +97,9 @@ def test_cache_bytes_per_token_of_the_published_model() -> None:
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama' is not supported"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config\.quant_method = 'gptq' is not"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, r"quantization_config\.fmt = 'e5m2' is not"),
+        ({"quantization_config": "fp8"}, "quantization_config must be an object"),
         ({"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid' is not supported"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings"),
         ({"layer_types": ["full_attention"] * 6}, "layer_types"),

@@ -81,13 +81,6 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(copy: Path) -> None
         models.load(copy)
 
 
-def test_quantized_weights_are_refused_by_name(copy: Path) -> None:
-    name = "layers.0.attn.wkv.weight"
-    rewrite(copy, lambda weights: weights.update({name: weights[name].to(torch.float8_e4m3fn)}))
-    with pytest.raises(ModelError, match=r"quantized.*layers\.0\.attn\.wkv\.weight \(F8_E4M3\)"):
-        models.load(copy)
-
-
 @pytest.mark.parametrize("keep", [0, 5, 1000, 200_000])
 def test_a_truncated_file_is_named(copy: Path, keep: int) -> None:
     file = copy / "model.safetensors"

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_engine.models.config_values import RopeConfig, check_variants, number, positive, weights_dtype, yarn
+from headrace_engine.models.config_values import (
+    RopeConfig,
+    check_quantization,
+    check_variants,
+    number,
+    positive,
+    weights_dtype,
+    yarn,
+)
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import ModelInfo, eos_token_ids
 
@@ -143,11 +151,7 @@ def _check_supported(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type != "deepseek_v4":
         raise ModelError(f"config.json: model_type {model_type!r} is not supported (supported: 'deepseek_v4')")
-    if config.get("quantization_config") is not None:
-        raise ModelError(
-            "config.json: quantization_config is set, but quantized checkpoints are not supported;"
-            " use a float32 or bfloat16 checkpoint"
-        )
+    check_quantization(config.get("quantization_config"))
     check_variants(config)
 
 

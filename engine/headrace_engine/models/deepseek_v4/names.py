@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
-from headrace_engine.models.names import Shape, Stored, expert_shapes, hyper_connection_shapes, match
+from headrace_engine.models.names import Shape, Source, Stored, expert_shapes, hyper_connection_shapes, match
+from headrace_engine.models.shards import Storage
 
 _RENAMES = (
     (re.compile(r"^model\."), ""),
@@ -18,8 +19,22 @@ _RENAMES = (
     (re.compile(r"^lm_head\."), "head."),
     (re.compile(r"^hc_head\.hc_"), "hc_head_"),
     (re.compile(r"\.attn\.norm\."), ".attn.kv_norm."),
+    (re.compile(r"\.weight_scale_inv$"), ".scale"),
 )
 _IGNORED = re.compile(r"^(mtp|vision|aligner|image_\w*)\.|^image_|\.ffn\.gate\.bias_vl$")  # draft and image-only parts
+
+FP8_BLOCK = (128, 128)  # of the published checkpoints
+_PUBLISHED = (
+    (re.compile(r"\.tid2eid$"), Storage.I64),
+    (re.compile(r"\.ffn\.experts\.\d+\.w[123]\.weight$"), Storage.FP4),
+    (re.compile(r"(\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|\.shared_experts\.w[123])\.weight$"), Storage.FP8),
+    (re.compile(r"(^|\.)hc_\w+$|\.(ape|attn_sink|gate\.bias)$"), Storage.F32),
+)
+
+
+def published_storage(name: str) -> Storage:
+    """How the published checkpoints store the tensor of this published name."""
+    return next((storage for pattern, storage in _PUBLISHED if pattern.search(name)), Storage.BF16)
 
 
 def published_name(name: str) -> str:
@@ -100,9 +115,6 @@ def _moe_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
     return shapes
 
 
-def match_checkpoint(config: V4Config, stored: Iterable[Stored]) -> dict[str, str]:
-    """Published name -> stored name of every tensor of the model; draft and image tensors are left out.
-
-    Raises ModelError listing missing, unexpected, misshapen or quantized tensors by name.
-    """
+def match_checkpoint(config: V4Config, stored: Iterable[Stored]) -> dict[str, Source]:
+    """Published name -> source of every tensor; draft and image tensors are left out. Raises ModelError."""
     return match(expected_shapes(config), stored, published_name, lambda name: bool(_IGNORED.search(name)))

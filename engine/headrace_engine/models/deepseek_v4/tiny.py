@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace_engine.models.deepseek_v4.config import parse
-from headrace_engine.models.deepseek_v4.names import expected_shapes
+from headrace_engine.models.deepseek_v4.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.deepseek_v4.tiny_tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
-from headrace_engine.models.random_checkpoint import write_random
+from headrace_engine.models.random_checkpoint import Published, write_random
 
 TINY_CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
@@ -75,7 +75,25 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-def write_checkpoint(folder: Path, raw_config: dict[str, Any], seed: int) -> None:
-    """config.json, generation_config.json and random fp32 weights for any V4 configuration."""
+PUBLISHED = Published(
+    config={
+        "dtype": "bfloat16",
+        "expert_dtype": "fp4",
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": list(FP8_BLOCK),
+        },
+    },
+    storage=published_storage,
+    fp8_block=FP8_BLOCK,
+)
+
+
+def write_checkpoint(folder: Path, raw_config: dict[str, Any], seed: int, *, quantized: bool = False) -> None:
+    """config.json, generation_config.json and random weights for any V4 configuration: fp32, or as published."""
     config = parse(raw_config)
-    write_random(folder, raw_config, expected_shapes(config), config.num_experts, seed)
+    published = PUBLISHED if quantized else None
+    write_random(folder, raw_config, expected_shapes(config), config.num_experts, seed, published=published)
