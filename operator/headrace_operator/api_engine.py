@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
+from headrace_operator import names
 from headrace_operator.rules import Rule, RuledModel
 
 ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^\S+$")]
@@ -57,14 +58,23 @@ class HostPathSource(RuledModel):
     """A checkpoint folder that is present on every node."""
 
     path: str = Field(
-        min_length=2, max_length=4096, pattern=r"^/[^:]+$", description="Absolute path of the folder on the node."
+        min_length=2,
+        max_length=4096,
+        pattern=r"^/[^:]+$",
+        description="Absolute path of the folder on the node. "
+        f"User {names.RUN_AS_USER} must be able to read it (or set template.podSpec.securityContext.runAsUser).",
     )
 
 
 class ClaimSource(RuledModel):
     """A checkpoint folder on a PersistentVolumeClaim in the resource's namespace, mounted read-only."""
 
-    claim_name: str = Field(min_length=1, max_length=253, description="Name of the PersistentVolumeClaim.")
+    claim_name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of the PersistentVolumeClaim. "
+        f"User {names.RUN_AS_USER} must be able to read it (or set template.podSpec.securityContext.runAsUser).",
+    )
     path: str = Field(
         default="",
         max_length=4096,

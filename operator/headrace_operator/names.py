@@ -44,6 +44,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 ANNOTATION_RETRY = f"{GROUP}/retry"
 
 # Ports.
+RUN_AS_USER = 65532  # of every container: no user of any base image, as in distroless images
+
 PORT_HTTP = 8000  # router and engines
 PORT_RENDEZVOUS = 29500  # torch TCPStore of a group, on its leader
 PORT_CONTROL = 29501  # ZMQ between a group's frontend and its ranks, on its leader

@@ -59,11 +59,15 @@ def _pod_spec(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, sit
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        # The first process of a pid namespace ignores a signal without a handler, and Python takes seconds to start on a
-        # busy node: a pod that is deleted meanwhile would sit out its whole grace. Here the engine is not the first.
+        # The first process of a pid namespace ignores a signal without a handler, and Python takes seconds to start
+        # on a busy node: a pod deleted meanwhile would sit out its whole grace. Here the engine is not the first.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": template.drain_timeout_seconds + EXIT_SECONDS,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.RUN_AS_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         # Over nodes where there are enough, together where there are not.
         "topologySpreadConstraints": [
             {

@@ -110,7 +110,11 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
         "serviceAccountName": names.router_name(owner.name),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain + _EXIT_SECONDS,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.RUN_AS_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         # Over nodes where there are enough: one lost node should not take all routers.
         "topologySpreadConstraints": [
             {
