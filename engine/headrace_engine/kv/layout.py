@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,13 @@ from headrace_engine.models.protocol import CacheGroup, GroupKind
 if TYPE_CHECKING:
     import torch
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _FORMAT = 1  # counts up when the meaning of cache bytes changes without any field below changing
 
 
 def item_bytes(group: CacheGroup, block_size: int) -> int:
     """Bytes of one block (paged) or one slot (state) of a group, all its layers together."""
-    return math.prod(group.item_shape(block_size)) * _ITEM_BYTES[group.dtype]
+    num_layers, num_entries, _ = group.item_shape(block_size)
+    return num_layers * num_entries * group.bytes_per_entry
 
 
 def block_bytes(groups: Iterable[CacheGroup], block_size: int) -> int:

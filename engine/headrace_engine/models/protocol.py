@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,9 +21,28 @@ class GroupKind(enum.StrEnum):
     STATE = "state"  # fixed size per sequence (a ring over positions); lives at the sequence's slot
 
 
+class Holds(enum.StrEnum):
+    """What an entry of a cache group is."""
+
+    WINDOW = "window"  # the raw key/value of one of a sequence's last tokens
+    COMPRESSED = "compressed"  # the key/value of `tokens_per_entry` tokens
+    INDEX_KEY = "index key"  # what the indexer scores such an entry by
+    CARRY = "carry"  # a raw row of a group of tokens that is not yet closed
+
+
+class Transfer(enum.StrEnum):
+    """When prefill pushes a group's data to decode."""
+
+    EACH_BLOCK = "each block once it is complete"
+    SLOT_AT_END = "the slot once, after the last chunk"
+
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
 @dataclass(frozen=True)
 class CacheGroup:
-    """One kind of per-sequence state.
+    """One kind of per-sequence state. Block tables, transfers, prefix keys and memory estimates derive from these.
 
     PAGED: tensor [num_blocks, num_layers, block_size // tokens_per_entry, entry_dim].
     STATE: tensor [num_slots, num_layers, rows, entry_dim]; the row of position p is p % rows.
@@ -36,6 +55,16 @@ class CacheGroup:
     dtype: str  # "float32" | "bfloat16"
     tokens_per_entry: int = 1  # PAGED: the compression ratio
     rows: int = 0  # STATE only
+    holds: Holds = field(kw_only=True)
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Of one layer's entry or row."""
+        return self.entry_dim * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def transfer(self) -> Transfer:
+        return Transfer.EACH_BLOCK if self.kind is GroupKind.PAGED else Transfer.SLOT_AT_END
 
     def item_shape(self, block_size: int) -> tuple[int, int, int]:
         """[layers, entries or rows, dim] of one block or slot."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from headrace_engine.kv.layout import allocate_cache, block_bytes, fingerprint, item_bytes, slot_bytes
-from headrace_engine.models.protocol import CacheGroup, GroupKind
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
 
-PAGED = CacheGroup("entries", GroupKind.PAGED, (1, 3), entry_dim=16, dtype="bfloat16", tokens_per_entry=4)
-RING = CacheGroup("ring", GroupKind.STATE, (0, 1, 3), entry_dim=8, dtype="float32", rows=5)
+PAGED = CacheGroup("entries", GroupKind.PAGED, (1, 3), 16, "bfloat16", tokens_per_entry=4, holds=Holds.COMPRESSED)
+RING = CacheGroup("ring", GroupKind.STATE, (0, 1, 3), 8, "float32", rows=5, holds=Holds.WINDOW)
 
 
 def test_sizes() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from headrace_engine.models.protocol import CacheGroup, ForwardBatch, GroupKind
+from headrace_engine.models.protocol import CacheGroup, ForwardBatch, GroupKind, Holds
 
 VOCAB = 272  # the tiny tokenizer's
 EOS = 1
@@ -34,8 +34,8 @@ class ToyModel:
     """Implements models.protocol.Model."""
 
     cache_groups = (
-        CacheGroup("tokens", GroupKind.PAGED, (0,), 1, "float32"),
-        CacheGroup("sum", GroupKind.STATE, (0,), 1, "float32", rows=1),
+        CacheGroup("tokens", GroupKind.PAGED, (0,), 1, "float32", holds=Holds.COMPRESSED),
+        CacheGroup("sum", GroupKind.STATE, (0,), 1, "float32", rows=1, holds=Holds.CARRY),
     )
     vocab_size = VOCAB
     max_position = 256

@@ -7,7 +7,9 @@ a slot needs no zeroing between sequences, and shortening a sequence is setting 
 from __future__ import annotations
 
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
-from headrace_engine.models.protocol import CacheGroup, GroupKind
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+
+PAGED, STATE = GroupKind.PAGED, GroupKind.STATE
 
 WINDOW = "window"  # raw kv of the last tokens, every layer
 KV_OF_KIND = {LayerKind.CSA: "csa_kv", LayerKind.HCA: "hca_kv"}  # compressed entries
@@ -23,25 +25,22 @@ def cache_groups(config: V4Config, cache_dtype: str) -> tuple[CacheGroup, ...]:
     this one). The window ring has exactly the rows that a query sees: a chunk attends the ring's earlier rows and its
     own, and only then writes its last rows.
     """
-    groups = [
-        CacheGroup(
-            WINDOW, GroupKind.STATE, tuple(range(config.num_layers)), config.head_dim, cache_dtype, rows=config.window
-        )
-    ]
-    csa = config.layers_of(LayerKind.CSA)
+    dim, index_dim = config.head_dim, config.index_dim
+    every = tuple(range(config.num_layers))
+    groups = [CacheGroup(WINDOW, STATE, every, dim, cache_dtype, rows=config.window, holds=Holds.WINDOW)]
+    csa, ratio = config.layers_of(LayerKind.CSA), config.csa_ratio
     if csa:
-        ratio = config.csa_ratio
+        carry_rows = 2 * ratio
         groups += [
-            CacheGroup("csa_kv", GroupKind.PAGED, csa, config.head_dim, cache_dtype, tokens_per_entry=ratio),
-            CacheGroup(INDEX, GroupKind.PAGED, csa, config.index_dim, cache_dtype, tokens_per_entry=ratio),
-            CacheGroup("csa_carry", GroupKind.STATE, csa, 4 * config.head_dim, "float32", rows=2 * ratio),
-            CacheGroup(INDEX_CARRY, GroupKind.STATE, csa, 4 * config.index_dim, "float32", rows=2 * ratio),
+            CacheGroup("csa_kv", PAGED, csa, dim, cache_dtype, ratio, holds=Holds.COMPRESSED),
+            CacheGroup(INDEX, PAGED, csa, index_dim, cache_dtype, ratio, holds=Holds.INDEX_KEY),
+            CacheGroup("csa_carry", STATE, csa, 4 * dim, "float32", rows=carry_rows, holds=Holds.CARRY),
+            CacheGroup(INDEX_CARRY, STATE, csa, 4 * index_dim, "float32", rows=carry_rows, holds=Holds.CARRY),
         ]
-    hca = config.layers_of(LayerKind.HCA)
+    hca, ratio = config.layers_of(LayerKind.HCA), config.hca_ratio
     if hca:
-        ratio = config.hca_ratio
         groups += [
-            CacheGroup("hca_kv", GroupKind.PAGED, hca, config.head_dim, cache_dtype, tokens_per_entry=ratio),
-            CacheGroup("hca_carry", GroupKind.STATE, hca, 2 * config.head_dim, "float32", rows=ratio),
+            CacheGroup("hca_kv", PAGED, hca, dim, cache_dtype, ratio, holds=Holds.COMPRESSED),
+            CacheGroup("hca_carry", STATE, hca, 2 * dim, "float32", rows=ratio, holds=Holds.CARRY),
         ]
     return tuple(groups)
