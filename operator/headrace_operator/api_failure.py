@@ -38,6 +38,14 @@ class RestartPolicy(RuledModel):
     backoff_seconds: Backoff = Field(
         default=Backoff(), description="Waits before restarts, each up to a fifth shorter by chance. Default: 1 to 300."
     )
+    node_loss_seconds: int = Field(
+        default=60,
+        ge=0,
+        le=86400,
+        description="Seconds that a node may be silent (NotReady) before groups with a pod on it are made again "
+        "elsewhere, which counts as no failure. New pods leave such a node by a toleration of as many seconds. "
+        "Default: 60.",
+    )
 
     def as_rules(self, seed: str) -> RestartRules:
         """The same for the planner; `seed` tells deployments apart."""

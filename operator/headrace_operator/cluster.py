@@ -104,6 +104,13 @@ class Cluster:
         except _Gone:
             return None
 
+    async def get_node(self, name: str) -> Body | None:
+        """A node; None if it is gone. Raises Refused where the operator may not read nodes."""
+        try:
+            return await self._call("get", "Node", "get", name=name)
+        except _Gone:
+            return None
+
     async def list_children(self, kind: str, namespace: str | None) -> list[Body]:
         """All objects of a kind that carry our label, from the API server's cache."""
         listed = await self._call(
@@ -169,7 +176,7 @@ class Cluster:
             group=group,
             api_version=version,
             kind=kind,
-            namespaced=True,
+            namespaced=kind != "Node",
             name=plural,
             client=self._dynamic,
             subresources={"status": {"name": f"{plural}/status", "kind": kind, "namespaced": True}},

@@ -16,14 +16,14 @@ from headrace_operator.api_status import Status
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import Rebuild, RoleState
 from headrace_operator.observe import Observed, epoch_seconds
-from headrace_operator.render.avoid import avoiding
+from headrace_operator.render.nodes import avoiding, leaving_after
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.services import controller_revision, group_service, role_service
 from headrace_operator.retry import is_wanted, wishes
 from headrace_operator.revision import RoleTemplate
-from headrace_operator.rollout import Deletion, Note, RolePlan, plan_role
+from headrace_operator.rollout import Creation, Deletion, Note, RolePlan, plan_role
 
 Body = dict[str, Any]
 
@@ -185,10 +185,7 @@ def _wanted_objects(
         if role in revisions:
             bodies.append(role_service(owner, role))
         pods += [
-            avoiding(
-                engine_pod(owner, creation.key, index, templates[creation.key.role, creation.key.revision]),
-                creation.avoided_nodes,
-            )
+            _new_pod(owner, creation, index, templates[creation.key.role, creation.key.revision], deployment)
             for creation in plan.create
             for index in creation.pods
         ]
@@ -201,6 +198,13 @@ def _wanted_objects(
                     if not pod.is_terminating and pod.name not in leaving
                 ]
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
+
+
+def _new_pod(
+    owner: Owner, creation: Creation, index: int, template: RoleTemplate, deployment: DisaggDeployment
+) -> Body:
+    pod = engine_pod(owner, creation.key, index, template)
+    return avoiding(leaving_after(pod, deployment.spec.restart_policy.node_loss_seconds), creation.avoided_nodes)
 
 
 def _applications(wanted: list[Body], observed: Observed) -> tuple[list[Application], list[Note]]:

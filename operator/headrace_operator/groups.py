@@ -6,7 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Longest that a pod may overstay its own deletion before its node is taken for lost.
+# Longest that a pod may overstay its own deletion before its node is taken for lost, whatever the API server says of
+# the node: a kubelet that lives has killed the pod at its deadline.
 OVERDUE_SECONDS = 30.0
 
 
@@ -42,6 +43,9 @@ class Pod:
     ready_since: float | None = None  # since when it is ready
     finished_at: float | None = None  # when its engine ended, where that is known
     node: str = ""  # where it runs; empty before it is bound
+    is_suspect: bool = False  # its node may be gone: worth asking for
+    lost_at: float | None = None  # its node is silent: when the pod counts as lost
+    is_lost: bool = False
     trouble: Trouble | None = None
 
     @property
@@ -58,7 +62,7 @@ class GroupState(enum.StrEnum):
 
     EMPTY = "Empty"  # no pods
     TERMINATING = "Terminating"  # at least one pod is being deleted: the others go too
-    BROKEN = "Broken"  # a pod ended, was edited or restarted, or vanished after the group had started
+    BROKEN = "Broken"  # a pod ended, was edited, restarted or lost, or vanished after the group had started
     PARTIAL = "Partial"  # some pods were never made; none has started yet
     FORMING = "Forming"  # all pods exist, not all are ready
     READY = "Ready"
@@ -106,7 +110,7 @@ def group_state(pods: tuple[Pod, ...], size: int | None) -> GroupState:
         return GroupState.EMPTY
     if any(pod.is_terminating for pod in pods):
         return GroupState.TERMINATING
-    if any(pod.is_finished or pod.is_edited or pod.is_restarted for pod in pods):
+    if any(pod.is_finished or pod.is_edited or pod.is_restarted or pod.is_lost for pod in pods):
         return GroupState.BROKEN
     if size is not None and len(pods) < size:
         # Ranks meet once: a pod that is missing after others have started cannot join them.

@@ -118,8 +118,20 @@ def _pod(body: Body, index: int) -> Pod:
         ready_since=_time_of(ready, "lastTransitionTime") if is_ready else None,
         finished_at=_time_of(_ended(engine), "finishedAt"),
         node=str((body.get("spec") or {}).get("nodeName") or ""),
+        is_suspect=_is_suspect(status, is_terminating=bool(deletion)),
         trouble=pod_trouble(body),
     )
+
+
+def _is_suspect(status: Body, is_terminating: bool) -> bool:
+    """Whether a pod looks as if its node had gone: it does not end, or it was made unready behind its kubelet's back.
+
+    The controller that finds a node silent sets Ready of its pods and leaves what the kubelet said of the containers.
+    """
+    if _phase(status) in ("Failed", "Succeeded"):
+        return False
+    is_unready = _condition(status, "Ready").get("status") == "False"
+    return is_terminating or (is_unready and _condition(status, "ContainersReady").get("status") == "True")
 
 
 def _engine(status: Body) -> Body:

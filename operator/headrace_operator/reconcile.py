@@ -22,6 +22,8 @@ from headrace_operator.decide import Application, Decision, Defaults, decide
 from headrace_operator.drift import status_has_drifted
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
+from headrace_operator.node_lookup import NodeLookup
+from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import controller_uid, observe
 from headrace_operator.problems import describe_problems
 from headrace_operator.repairs import RepairBudget
@@ -51,6 +53,7 @@ class Reconciler:
         self._cluster = cluster
         self._defaults = defaults
         self._clock = clock
+        self._nodes = NodeLookup(cluster, clock)
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
         self._posted: dict[Key, RecentNotes] = {}
@@ -93,6 +96,8 @@ class Reconciler:
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
         observed = observe(key.name, deployment.metadata.uid, objects)
+        silent = await self._nodes.silent(suspect_nodes(observed))
+        observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         generation = deployment.metadata.generation
         decision = decide(deployment, observed, before, self._defaults, now)
         decision, pause = self._rationed(key, decision, generation, now)

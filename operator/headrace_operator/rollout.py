@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from headrace_operator import names
 from headrace_operator.groups import (
     OVERDUE_SECONDS,
     GroupKey,
@@ -27,6 +28,7 @@ from headrace_operator.groups import (
     RoleState,
     group_state,
 )
+from headrace_operator.node_loss import lost_message, only_lost
 from headrace_operator.restarts import after_failure, bad_nodes, is_given_up, memory_of, wait_seconds
 
 # Nothing is drained from a group that has lost a rank; its pods only get time to say goodbye.
@@ -191,10 +193,14 @@ class _Planner:
         elif slot.state is GroupState.TERMINATING:
             # Whoever deleted a pod of it, the slot is made again as it was, unless it is noted otherwise.
             if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
-                self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, "a pod of the group was deleted")
+                message = lost_message(slot.pods) or "a pod of the group was deleted"
+                self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, message)
+            self._tell_of_lost(slot)
             self._delete_group(slot.pods, None if self._can_drain(slot) else BROKEN_GRACE_SECONDS)
         elif slot.state is GroupState.BROKEN and slot.index in self.state.retried:
             self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)  # what is left of a failure that was counted
+        elif slot.state is GroupState.BROKEN and only_lost(slot.pods):
+            self._lose(slot)
         elif slot.state is GroupState.BROKEN:
             self._fail(slot)
         elif slot.state is GroupState.PARTIAL:
@@ -203,11 +209,12 @@ class _Planner:
             self._create_pods(GroupKey(self.state.role, slot.revision, slot.index), missing)
         else:
             self._remember(slot)
+            self.waits += [pod.lost_at - self.now for pod in slot.pods if pod.lost_at is not None]
 
     def _can_drain(self, slot: Slot) -> bool:
         """Whether all ranks are still there: a node that is being drained leaves its pods time to finish requests."""
         is_whole = len(slot.pods) == self.state.sizes.get(slot.revision)
-        return is_whole and not any(pod.is_finished for pod in slot.pods)
+        return is_whole and not any(pod.is_finished or pod.is_lost for pod in slot.pods)
 
     def _create_group(self, index: int, revision: str) -> None:
         wait = wait_seconds(self.rebuilds.get(index), self.state.role, index, self.state.restarts, self.now)
@@ -220,6 +227,19 @@ class _Planner:
 
     def _create_pods(self, key: GroupKey, pods: tuple[int, ...]) -> None:
         self.create.append(Creation(key, pods, bad_nodes(self.rebuilds.get(key.index))))
+
+    def _lose(self, slot: Slot) -> None:
+        """A node took a pod along: the group goes elsewhere, and that is no failure of its own."""
+        if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
+            self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, lost_message(slot.pods))
+        self._tell_of_lost(slot)
+        self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
+
+    def _tell_of_lost(self, slot: Slot) -> None:
+        lost = lost_message(slot.pods)
+        if lost:
+            text = f"{self.state.role} group {slot.index} is made again elsewhere: {lost}"
+            self.notes.append(Note(names.REASON_NODE_LOST, text, is_warning=True))
 
     def _fail(self, slot: Slot) -> None:
         size = self.state.sizes.get(slot.revision)
@@ -253,9 +273,13 @@ class _Planner:
     def _delete_group(self, pods: Iterable[Pod], grace_seconds: int | None = None) -> None:
         """Delete pods that are not being deleted yet, by force those that should long be gone."""
         for pod in pods:
-            if pod.deadline is None:
-                self.delete.append(Deletion(pod.name, pod.uid, grace_seconds))
-            elif self.now >= pod.deadline + OVERDUE_SECONDS:
+            if pod.is_lost:
                 self.delete.append(Deletion(pod.name, pod.uid, 0))
+            elif pod.deadline is None:
+                self.delete.append(Deletion(pod.name, pod.uid, grace_seconds))
             else:
-                self.waits.append(pod.deadline + OVERDUE_SECONDS - self.now)
+                gone_at = min(pod.deadline + OVERDUE_SECONDS, pod.lost_at if pod.lost_at is not None else float("inf"))
+                if self.now >= gone_at:
+                    self.delete.append(Deletion(pod.name, pod.uid, 0))
+                else:
+                    self.waits.append(gone_at - self.now)

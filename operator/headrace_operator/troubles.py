@@ -6,6 +6,7 @@ from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.decide import Decision
 from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Rebuild, Trouble
+from headrace_operator.node_loss import lost_message
 from headrace_operator.restarts import bad_nodes
 from headrace_operator.rollout import Slot
 
@@ -50,9 +51,13 @@ def _slot_trouble(slot: Slot, noted: Rebuild | None, now: float) -> Trouble:
             f"given up after {failures - 1} restarts; change its template or run `headrace retry`; last: "
             f"{_with_bad_nodes(noted)}",
         )
+    lost = lost_message(slot.pods)
+    if lost:
+        return Trouble(names.REASON_NODE_LOST, f"{lost}; the group is made again elsewhere")
     for pod in slot.pods:
         if pod.deadline is not None and now > pod.deadline + OVERDUE_SECONDS:
-            return Trouble(names.REASON_NODE_LOST, f"pod {pod.name} should be gone; its node does not answer")
+            text = f"pod {pod.name} should be gone; its node {pod.node} does not answer"
+            return Trouble(names.REASON_NODE_LOST, text)
     seen = [pod.trouble for pod in slot.pods if pod.trouble]
     worst = min(seen, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
     if worst and _PRECEDENCE.index(worst.reason) < _PRECEDENCE.index(names.REASON_CRASH_LOOP):

@@ -42,6 +42,9 @@ class FakeServer:
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self.foreign.get((kind, name)) or self.world.objects.get((kind, name))
 
+    async def get_node(self, name: str) -> dict[str, Any] | None:
+        return {}  # it answers
+
     async def apply(self, body: dict[str, Any], field_manager: str) -> dict[str, Any]:
         assert field_manager == names.MANAGER or body.keys() == {"apiVersion", "kind", "metadata"}
         self.calls.append(f"apply {body['kind']}")

@@ -58,3 +58,12 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
   resources: [events]
   verbs: [create]
 {{- end -}}
+
+{{/*
+What it may do besides where it serves all namespaces: nodes belong to none. Without it a lost node is noticed later.
+*/}}
+{{- define "headrace.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get]
+{{- end -}}

@@ -1,0 +1,45 @@
+"""What a pod made now says about nodes, beside its template: none of it is part of a revision. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WEIGHT = 100  # the most that one preference can have
+_SILENT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def leaving_after(pod: dict[str, Any], node_loss_seconds: int) -> dict[str, Any]:
+    """The pod with the wish to be taken off a node that has been silent for so long, unless its template says more.
+
+    Kubernetes acts on it by itself, also while the operator is down.
+    """
+    given: list[Mapping[str, Any]] = list(pod["spec"].get("tolerations") or ())
+    added = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": node_loss_seconds}
+        for key in _SILENT
+        if not any(_tolerates(toleration, key) for toleration in given)
+    ]
+    return {**pod, "spec": {**pod["spec"], "tolerations": [*given, *added]}} if added else pod
+
+
+def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
+    return toleration.get("key") in (None, "", key) and toleration.get("effect") in (None, "", "NoExecute")
+
+
+def avoiding(pod: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """The pod with a preference for any node but these, on which its group failed again and again.
+
+    A preference, not a demand: where no other node has room the group is tried there once more, and given up by its
+    restart budget, with the node's name, rather than left waiting for a node that will never come.
+    """
+    if not nodes:
+        return pod
+    # By name: the label kubernetes.io/hostname may differ from it. A field takes one value, so one entry per node.
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    preference = {"weight": _WEIGHT, "preference": {"matchFields": others}}
+    affinity = pod["spec"].get("affinity") or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    preferred = [*(node_affinity.get(key) or ()), preference]
+    return {**pod, "spec": {**pod["spec"], "affinity": {**affinity, "nodeAffinity": {**node_affinity, key: preferred}}}}
