@@ -35,14 +35,19 @@ class Leg(enum.StrEnum):
 
 
 class FinishReason(enum.StrEnum):
-    STOP = "stop"  # end-of-sequence token or a stop string
+    STOP = "stop"  # end-of-sequence token, a stop token of the request, or a stop string
     LENGTH = "length"  # max_tokens or the model's context is reached
     ABORT = "abort"  # the client left, or the group is draining
     ERROR = "error"  # see RequestError
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to choose tokens. temperature 0 is greedy; top_k 0 keeps all; seed None draws a fresh one."""
+    """How to choose tokens. temperature 0 is greedy; top_k 0 keeps all; seed None draws a fresh one.
+
+    min_p: of the likeliest token's probability, below which others are dropped. min_tokens: so many come before any
+    end but that of max_tokens. stop_token_ids end an answer beside the model's own, even with ignore_eos.
+    logit_bias: (token, what is added to its logit). Penalties: see sampling.adjust.
+    """
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -50,6 +55,22 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = 0
     seed: int | None = None
     ignore_eos: bool = False
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether a step must touch this request's logits before a token is chosen."""
+        return bool(self.logit_bias or self.min_tokens or self.has_penalties)
 
 
 class Region(msgspec.Struct, frozen=True):

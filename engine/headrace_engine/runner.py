@@ -14,7 +14,7 @@ import torch
 
 from headrace_engine.ep.exchange import Exchange
 from headrace_engine.models.protocol import ForwardBatch, GroupKind, Model
-from headrace_engine.sampler import Draw, sample
+from headrace_engine.sampling.sampler import Sampler
 from headrace_engine.sequence import Row
 from headrace_engine.sequence import Sequence as EngineSequence
 
@@ -37,6 +37,7 @@ class Runner:
         self._model = model
         self._cache = cache
         self._exchange = exchange
+        self._sampler = Sampler(model.eos_token_ids)
         self._state_tensors = [cache[g.name] for g in model.cache_groups if g.kind is GroupKind.STATE]
         self._tokens = _Buffer(max_batch_tokens)
         self._positions = _Buffer(max_batch_tokens)
@@ -58,8 +59,8 @@ class Runner:
     def run(self, rows: Sequence[Row]) -> list[int]:
         """One forward; a token for each row that samples, in order. No rows: join the group's collectives only."""
         logits = self._model.forward(self._batch(rows), self._cache, self._exchange)
-        draws = [Draw(row.sequence.sampling, len(row.sequence.token_ids)) for row in rows if row.samples]
-        return sample(logits, draws) if draws else []
+        sequences = [row.sequence for row in rows if row.samples]
+        return self._sampler.sample(logits, sequences) if sequences else []
 
     def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
         num_tokens = num_logits = max_context = max_blocks = 0

@@ -327,12 +327,11 @@ class Scheduler:
         sequence.token_ids.append(token_id)
         self.generation_tokens_total += 1
         reason: FinishReason | None = None
-        if token_id in self.limits.eos_token_ids and not sequence.sampling.ignore_eos:
+        sampling = sequence.sampling
+        is_eos = token_id in self.limits.eos_token_ids and not sampling.ignore_eos
+        if is_eos or token_id in sampling.stop_token_ids:
             reason = FinishReason.STOP
-        elif (
-            sequence.num_generated >= sequence.sampling.max_tokens
-            or len(sequence.token_ids) >= self.limits.max_model_len
-        ):
+        elif sequence.num_generated >= sampling.max_tokens or len(sequence.token_ids) >= self.limits.max_model_len:
             reason = FinishReason.LENGTH
         self._actions.append(Generated(sequence.request_id, token_id, reason, sequence.num_cached_tokens))
         if reason is not None:

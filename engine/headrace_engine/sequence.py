@@ -16,7 +16,7 @@ class Status(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One request's tokens and cache. `token_ids` is the prompt followed by what was generated."""
 
@@ -36,6 +36,10 @@ class Sequence:
     num_pushed_blocks: int = 0  # PREFILL: leading blocks handed to the transfer
     was_admitted: bool = False
     is_cancelled: bool = False
+    adjusts_logits: bool = field(init=False)  # as the sampling says, looked up once
+
+    def __post_init__(self) -> None:
+        self.adjusts_logits = self.sampling.adjusts_logits
 
     @classmethod
     def of(cls, request: EngineRequest, now: float) -> Sequence:

@@ -36,6 +36,7 @@ class Answer:
     tokenizer: Tokenizer
     stops: Sequence[str]
     usage: Usage
+    min_tokens: int = 0  # stop strings count only in what comes after so many
     is_awaited: bool = True  # neither its last delta nor its error has come
     _detokenizer: Detokenizer = field(init=False)
     _matcher: StopMatcher = field(init=False)
@@ -81,8 +82,9 @@ class Answer:
             delta.token_ids.append(token_id)
             self.usage.num_generated += 1
             is_eos = item.finish_reason is FinishReason.STOP and position == len(item.token_ids) - 1
-            if not is_eos:  # the end-of-sequence token has no text, whatever it decodes to
-                pieces.append(self._matcher.add(self._detokenizer.add(token_id)))
+            if not is_eos:  # a token that ends an answer has no text, whatever it decodes to
+                text = self._detokenizer.add(token_id)
+                pieces.append(self._matcher.add(text) if self.usage.num_generated > self.min_tokens else text)
             if self._matcher.is_stopped:
                 delta.finish_reason = FinishReason.STOP
                 return

@@ -12,15 +12,13 @@ from headrace_engine.kv.ticket import TicketError, ticket_from_json
 from headrace_engine.server import chat
 from headrace_engine.server.answers import Format
 from headrace_engine.server.errors import ApiError, bad_request
+from headrace_engine.server.sampling import sampling_of, stops_of, too_long
 from headrace_engine.server.schema import (
     ChatBody,
     CompletionBody,
     decode_chat,
     decode_completion,
     prompts_of,
-    sampling_of,
-    stops_of,
-    too_long,
 )
 from headrace_engine.server.tokenize import Tokenizer
 
@@ -68,7 +66,16 @@ async def read_job(
     if len(prompts) > 1 and leg is not Leg.WHOLE:
         raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
     default = None if is_chat else COMPLETION_MAX_TOKENS
-    samplings = [sampling_of(body, len(prompt), card.max_model_len, default) for prompt in prompts]
+    samplings = [
+        sampling_of(
+            body,
+            len(prompt),
+            max_model_len=card.max_model_len,
+            vocab_size=card.vocab_size,
+            default_max_tokens=default,
+        )
+        for prompt in prompts
+    ]
     options = body.stream_options
     output = Format(
         label,

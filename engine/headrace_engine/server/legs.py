@@ -113,7 +113,7 @@ class Legs:
         try:
             for prompt, sampling in zip(job.prompts, job.samplings, strict=True):
                 handle = self._frontend.submit(job.label, leg, prompt, sampling)
-                answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt))))
+                answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt)), sampling.min_tokens))
             yield answers
         finally:
             for answer in answers:

@@ -6,17 +6,12 @@ clients add their own.
 
 from __future__ import annotations
 
-import math
-import secrets
 from typing import Any, TypeVar
 
 import msgspec
 
-from headrace_engine.core import SamplingParams
 from headrace_engine.server.errors import ApiError, bad_request
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
 MAX_PROMPTS = 128
 
 
@@ -25,7 +20,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class _Common(msgspec.Struct, kw_only=True):
+class CommonBody(msgspec.Struct, kw_only=True):
     model: str
     max_tokens: int | None = None
     temperature: float | None = None
@@ -36,6 +31,13 @@ class _Common(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    min_p: float | None = None
+    stop_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     headrace_ticket: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     # Understood only as "not wanted":
@@ -46,13 +48,6 @@ class _Common(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = None
-    min_p: float | None = None
-    stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -67,11 +62,11 @@ class _Common(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
 
 
-class CompletionBody(_Common, kw_only=True):
+class CompletionBody(CommonBody, kw_only=True):
     prompt: Any
 
 
-class ChatBody(_Common, kw_only=True):
+class ChatBody(CommonBody, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
@@ -80,7 +75,7 @@ class ChatBody(_Common, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-BodyT = TypeVar("BodyT", bound=_Common)
+BodyT = TypeVar("BodyT", bound=CommonBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 # What each field may be besides absent, because it then asks for what happens anyway.
@@ -91,13 +86,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "min_p": (0,),
-    "stop_token_ids": ([],),
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
@@ -147,7 +135,7 @@ def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
     return parsed
 
 
-def _refuse_unsupported(body: _Common) -> None:
+def _refuse_unsupported(body: CommonBody) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
         # By type as well: logprobs=0 asks for the chosen token's, logprobs=false for none.
@@ -160,50 +148,6 @@ def _refuse_unsupported(body: _Common) -> None:
 
 def _kind(value: Any) -> type:
     return float if type(value) is int else type(value)
-
-
-def sampling_of(
-    body: _Common, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int | None
-) -> SamplingParams:
-    """Checked sampling parameters; default_max_tokens None: all the room there is. Raises ApiError (400)."""
-    room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise too_long(f"the prompt has {num_prompt_tokens} tokens", max_model_len)
-    name = "max_completion_tokens" if getattr(body, "max_completion_tokens", None) is not None else "max_tokens"
-    wanted = getattr(body, name)
-    if wanted is not None and wanted < 1:
-        raise bad_request(f"{name} must be at least 1, not {wanted}", name)
-    if wanted is not None and wanted > room:
-        message = f"{num_prompt_tokens} prompt tokens and {name}={wanted} make {num_prompt_tokens + wanted}"
-        raise too_long(message, max_model_len)
-    max_tokens = wanted or min(room, default_max_tokens or room)
-    temperature = _number(body, "temperature", 1.0, 0, 100)
-    top_p = _number(body, "top_p", 1.0, 0, 1)
-    if top_p == 0:
-        raise bad_request("top_p must be above 0", "top_p")
-    top_k = body.top_k or 0
-    if top_k < -1:
-        raise bad_request("top_k must be -1 or 0 (keep all) or positive", "top_k")
-    # A seed is drawn here, so that a request that is preempted or retried by its rank draws the same tokens again.
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    if not -(2**63) <= seed < 2**64:
-        raise bad_request("seed must fit 64 bits", "seed")
-    return SamplingParams(max_tokens, temperature, top_p, max(0, top_k), seed & (2**63 - 1), bool(body.ignore_eos))
-
-
-def too_long(what: str, max_model_len: int) -> ApiError:
-    message = f"{what}; this model's context is {max_model_len} tokens, prompt and answer together"
-    return bad_request(message, "messages", "context_length_exceeded")
-
-
-def stops_of(body: _Common) -> tuple[str, ...]:
-    """Raises ApiError (400)."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise bad_request(
-            f"stop: at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters", "stop", "invalid_value"
-        )
-    return tuple(stops)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -226,12 +170,3 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 def _bad_prompt() -> ApiError:
     return bad_request("prompt must be a string, a list of strings, token ids, or a list of token ids lists", "prompt")
-
-
-def _number(body: _Common, name: str, default: float, minimum: float, maximum: float) -> float:
-    value = getattr(body, name)
-    if value is None:
-        return default
-    if not math.isfinite(value) or not minimum <= value <= maximum:
-        raise bad_request(f"{name} must be between {minimum:g} and {maximum:g}, not {value:g}", name)
-    return float(value)

@@ -124,6 +124,33 @@ async def test_a_seed_makes_sampling_repeatable_and_no_seed_does_not(engine: Har
     assert free[0] != free[1]
 
 
+async def test_a_stop_token_ends_the_answer_and_has_no_text(engine: Harness) -> None:
+    tokens = expected(PROMPT, 12)
+    position = next(i for i, token in enumerate(tokens) if i >= 3 and token not in tokens[:i])
+    answer = await post(engine, COMPLETIONS, body(max_tokens=12, stop_token_ids=[tokens[position]]))
+    (choice,) = answer["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == (tokens[: position + 1], "stop")
+    before = await post(engine, COMPLETIONS, body(max_tokens=position))
+    assert choice["text"] == before["choices"][0]["text"]
+
+
+async def test_no_stop_string_counts_before_min_tokens(engine: Harness) -> None:
+    full = (await post(engine, COMPLETIONS, body(max_tokens=12)))["choices"][0]["text"]
+    stopped = await post(engine, COMPLETIONS, body(max_tokens=12, stop=full[1]))
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    later = await post(engine, COMPLETIONS, body(max_tokens=12, stop=full[1], min_tokens=12))
+    assert later["choices"][0]["text"] == full
+
+
+async def test_a_bias_and_a_penalty_reach_the_sampler(engine: Harness) -> None:
+    biased = await post(engine, COMPLETIONS, body(max_tokens=4, logit_bias={"30": 100}))
+    assert biased["choices"][0]["token_ids"] == [30] * 4
+    penalized = await post(
+        engine, COMPLETIONS, body(max_tokens=4, logit_bias={"30": 50, "31": 49.5}, frequency_penalty=1)
+    )
+    assert penalized["choices"][0]["token_ids"] == [30, 31, 30, 31]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "status", "param", "code"),
     [
@@ -152,7 +179,15 @@ async def test_a_seed_makes_sampling_repeatable_and_no_seed_does_not(engine: Har
         (COMPLETIONS, {"logprobs": 1}, 400, "logprobs", "unsupported_value"),
         (COMPLETIONS, {"logprobs": 0}, 400, "logprobs", "unsupported_value"),
         (COMPLETIONS, {"echo": True}, 400, "echo", "unsupported_value"),
-        (COMPLETIONS, {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_value"),
+        (COMPLETIONS, {"presence_penalty": 2.5}, 400, "presence_penalty", None),
+        (COMPLETIONS, {"frequency_penalty": "some"}, 400, "frequency_penalty", None),
+        (COMPLETIONS, {"repetition_penalty": 0}, 400, "repetition_penalty", None),
+        (COMPLETIONS, {"min_p": 1.5}, 400, "min_p", None),
+        (COMPLETIONS, {"max_tokens": 4, "min_tokens": 5}, 400, "min_tokens", None),
+        (COMPLETIONS, {"stop_token_ids": [272]}, 400, "stop_token_ids", "invalid_value"),
+        (COMPLETIONS, {"logit_bias": {"272": 1}}, 400, "logit_bias", None),
+        (COMPLETIONS, {"logit_bias": {"-1": 1}}, 400, "logit_bias", None),
+        (COMPLETIONS, {"logit_bias": {"20": 101}}, 400, "logit_bias", None),
         (COMPLETIONS, {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
         (COMPLETIONS, {"headrace_ticket": {}}, 400, "headrace_ticket", None),
         (CHAT, {"messages": []}, 400, "messages", None),

@@ -114,19 +114,22 @@ def test_a_second_request_reuses_the_blocks_and_a_copy_of_the_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "max_tokens", "ignore_eos", "expected"),
+    ("token", "max_tokens", "ignore_eos", "stop_token_ids", "expected"),
     [
-        (EOS, 4, False, FinishReason.STOP),
-        (EOS, 4, True, None),
-        (5, 1, False, FinishReason.LENGTH),
-        (5, 2, False, None),
+        (EOS, 4, False, (), FinishReason.STOP),
+        (EOS, 4, True, (), None),
+        (5, 1, False, (), FinishReason.LENGTH),
+        (5, 2, False, (), None),
+        (5, 2, False, (4,), None),
+        (5, 2, False, (4, 5), FinishReason.STOP),
+        (5, 1, True, (5,), FinishReason.STOP),
     ],
 )
-def test_generation_ends_at_eos_or_max_tokens(
-    token: int, max_tokens: int, ignore_eos: bool, expected: FinishReason | None
+def test_generation_ends_at_eos_a_stop_token_or_max_tokens(
+    token: int, max_tokens: int, ignore_eos: bool, stop_token_ids: tuple[int, ...], expected: FinishReason | None
 ) -> None:
     scheduler = make()
-    wanted = SamplingParams(max_tokens, ignore_eos=ignore_eos)
+    wanted = SamplingParams(max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids)
     scheduler.add(EngineRequest("a", Leg.WHOLE, [1, 2], wanted), 0)
     shape(scheduler, token=token)
     assert scheduler.take_actions() == [Generated("a", token, expected, 0)]

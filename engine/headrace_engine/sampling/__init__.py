@@ -1,0 +1,1 @@
+"""From logits to tokens: adjustments that requests ask for, grammars, random draws, log-probabilities."""
