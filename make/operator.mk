@@ -1,14 +1,13 @@
-# The operator: its CRD, its chart and their tests.
-CRD_FILE := headrace.dev_disaggdeployments.yaml
-CRD_COPIES := crds/$(CRD_FILE) charts/headrace/crds/$(CRD_FILE)
+# The operator: its CRDs, its chart and their tests.
+CRD_FOLDERS := crds charts/headrace/crds
 
 .PHONY: crds
-crds: $(VENV)/.ready ## Write the CRD from the operator's api.py
-	$(PYTHON) -m headrace_operator.crd $(CRD_COPIES)
+crds: $(VENV)/.ready ## Write the CRDs from the operator's api.py
+	$(PYTHON) -m headrace_operator.crd $(CRD_FOLDERS)
 
 .PHONY: crds-check
-crds-check: $(VENV)/.ready ## Fail if the committed CRD differs from api.py
-	$(PYTHON) -m headrace_operator.crd --check $(CRD_COPIES)
+crds-check: $(VENV)/.ready ## Fail if the committed CRDs differ from api.py
+	$(PYTHON) -m headrace_operator.crd --check $(CRD_FOLDERS)
 
 .PHONY: operator-e2e
 operator-e2e: setup ## The operator alone on a real Kubernetes: the table of rules, repair, roll-out

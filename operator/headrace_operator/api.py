@@ -7,6 +7,7 @@ A default never changes: stored templates leave out what was the default when th
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from headrace_operator import names
 from headrace_operator.api_engine import Engine, ImageName, Model, Transfer
 from headrace_operator.api_failure import RestartPolicy
 from headrace_operator.api_pods import PodTemplate, Resources, RoleResources
+from headrace_operator.api_scaling import Scaling
 from headrace_operator.rules import Rule, RuledModel, TransitionRule
 
 RoleName = Literal["prefill", "decode", "unified"]
@@ -87,7 +89,11 @@ class Role(RuledModel):
         description="prefill (computes prompts), decode (generates), or unified (both in one engine)."
     )
     replicas: int = Field(
-        default=1, ge=0, le=names.MAX_GROUPS, description="Groups of this role; one group is one engine. Default: 1."
+        default=1,
+        ge=0,
+        le=names.MAX_GROUPS,
+        description="Groups of this role; one group is one engine. Where scaling.mode is External: what a new "
+        "deployment starts with. Default: 1.",
     )
     parallelism: Parallelism = Field(
         default=Parallelism(), description="Shape of each group. Default: one rank in one pod."
@@ -127,6 +133,9 @@ class Spec(RuledModel):
     restart_policy: RestartPolicy = Field(
         default=RestartPolicy(), description="What becomes of groups that fail. Default: see its fields."
     )
+    scaling: Scaling = Field(
+        default=Scaling(), description="Who says how many groups a role has. Default: the spec (mode Static)."
+    )
     drain_timeout_seconds: int = Field(
         default=120,
         ge=0,
@@ -142,6 +151,11 @@ class Spec(RuledModel):
                 {role.name for role in s.roles} in ({"prefill", "decode"}, {"unified"}) and len(s.roles) <= 2
             ),
         ),
+        Rule(
+            cel="!has(self.scaling.ratio) || self.roles.exists(r, r.name == 'prefill')",
+            message="scaling.ratio needs the roles prefill and decode",
+            holds=lambda s: s.scaling.ratio is None or s.role("prefill") is not None,
+        ),
     )
     transition_rules: ClassVar[tuple[TransitionRule, ...]] = (
         TransitionRule(
@@ -156,6 +170,10 @@ class Spec(RuledModel):
 
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# What another deployment may call a Service of its engines: names.role_service_name, names.revision_name.
+_ENGINE_NAME = (
+    f"-({names.PREFILL}|{names.DECODE}|{names.UNIFIED})-({names.LEADERS}|[0-9a-f]{{{names.REVISION_LENGTH}}})$"
+)
 
 
 class Metadata(RuledModel):
@@ -178,8 +196,8 @@ class DisaggDeployment(RuledModel):
     metadata: Metadata
     spec: Spec
 
-    # The API server sees the whole object here; pydantic's own form of the rule is Metadata's constraints.
-    object_rules: ClassVar[tuple[Rule, ...]] = (
+    # Of the first two pydantic's own form is Metadata's constraints, which come first.
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"size(self.metadata.name) <= {names.MAX_NAME_LENGTH}",
             message=f"metadata.name may have {names.MAX_NAME_LENGTH} characters at most: pods are named by it",
@@ -189,6 +207,12 @@ class DisaggDeployment(RuledModel):
             cel=f"self.metadata.name.matches('{_NAME_PATTERN}')",
             message="metadata.name must start with a letter and have only a-z, 0-9 and -: a Service is named by it",
             holds=lambda d: True,
+        ),
+        Rule(
+            cel=f"!self.metadata.name.matches('{_ENGINE_NAME}')",
+            message="metadata.name may not end like a Service of engines (-decode-leaders, -decode- and a revision): "
+            "two deployments could ask for one Service",
+            holds=lambda d: not re.search(_ENGINE_NAME, d.metadata.name),
         ),
     )
 

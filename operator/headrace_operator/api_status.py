@@ -20,7 +20,9 @@ class StatusModel(BaseModel):
 class Condition(StatusModel):
     """One observation about the deployment, as Kubernetes writes them."""
 
-    type: str = Field(max_length=316, description="Valid, Available, Progressing or Ready; others may add their own.")
+    type: str = Field(
+        max_length=316, description="Valid, Available, Progressing, Ready or ScalingLimited; others may add their own."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: int | None = Field(default=None, description="Generation of the spec that this speaks about.")
     last_transition_time: str = Field(
@@ -34,6 +36,7 @@ class RoleStatus(StatusModel):
     """Counts of one role's groups."""
 
     name: str = Field(max_length=63, description="Name of the role.")
+    replicas: int | None = Field(default=None, description="Groups that are wanted now: what scaling came to.")
     groups: int = Field(description="Groups that have pods, of any revision.")
     ready_groups: int = Field(description="Groups whose pods are all ready, of any revision.")
     updated_groups: int = Field(description="Groups of the wanted revision, ready or not.")
@@ -85,7 +88,7 @@ class Status(StatusModel):
     observed_generation: int | None = Field(default=None, description="Generation of the spec that was last acted on.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Valid, Available, Progressing, Ready.",
+        description="Valid, Available, Progressing, Ready; and ScalingLimited where scaling.mode is External.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     roles: list[RoleStatus] = Field(

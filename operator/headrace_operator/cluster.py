@@ -36,6 +36,7 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
     "Deployment": ("apps", "v1", "deployments"),
     "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    names.SCALER_KIND: (names.GROUP, names.VERSION, names.SCALER_PLURAL),
     names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
 }
 CHILD_KINDS = tuple(kind for kind in RESOURCES if kind != names.KIND)
@@ -76,18 +77,31 @@ class Cluster:
             force_conflicts=True,
         )
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: Body) -> Body | None:
-        """Server-side apply of the resource's status; None if it (with this uid) is gone."""
+    async def create(self, body: Body) -> Body:
+        """Create a child whose fields others write from then on; never changes one that exists (ClusterError)."""
+        return await self._call(
+            "create",
+            body["kind"],
+            "create",
+            body=body,
+            namespace=body["metadata"]["namespace"],
+            field_manager=names.MANAGER,
+        )
+
+    async def apply_status(
+        self, namespace: str, name: str, uid: str, status: Body, kind: str = names.KIND
+    ) -> Body | None:
+        """Server-side apply of the status of one of our own resources; None if it (with this uid) is gone."""
         body = {
             "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
+            "kind": kind,
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }
         try:
             return await self._call(
                 "apply_status",
-                names.KIND,
+                kind,
                 "server_side_apply",
                 subresource="status",
                 body=body,
@@ -143,10 +157,10 @@ class Cluster:
         """Post an event; losing one is not worth failing for, so the caller need not retry."""
         await self._call("create", "Event", "create", body=event, namespace=event["metadata"]["namespace"])
 
-    async def is_served(self, namespace: str | None) -> bool:
-        """Whether the API server knows our resource yet."""
+    async def is_served(self, kind: str, namespace: str | None) -> bool:
+        """Whether the API server knows this resource of ours yet."""
         try:
-            await self._call("list", names.KIND, "get", namespace=namespace, limit=1)
+            await self._call("list", kind, "get", namespace=namespace, limit=1)
         except _Gone:
             return False
         return True

@@ -1,22 +1,25 @@
-"""From the pydantic models to the CustomResourceDefinition: a converter that knows every key or refuses.
+"""From the pydantic models to the CustomResourceDefinitions: a converter that knows every key or refuses.
 
 Kubernetes wants a *structural* schema: no references, no unions with null, no `additionalProperties` by `properties`.
 What pydantic emits beyond the keys named here raises, so that a new kind of field cannot reach a cluster unnoticed.
-Run as a module it writes the file(s) given, or with --check fails if they differ (`make crds`, `make crds-check`).
+Run as a module it writes them into the folders given, or with --check fails if they differ (`make crds`,
+`make crds-check`).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Spec
+from headrace_operator.api_scaling import DisaggRoleScaler, ScalerSpec, ScalerStatus
 from headrace_operator.api_status import Status
 from headrace_operator.rules import VALIDATIONS_KEY
 
@@ -28,6 +31,7 @@ _KEPT = {
 _HANDLED = {"$ref", "$defs", "anyOf", "properties", "items", "additionalProperties", "default", "const"}
 _DROPPED = {"title"}
 
+Column = tuple[str, str, int, str]  # name, JSON path, priority, description
 _COLUMNS = (
     ("Ready", '.status.conditions[?(@.type=="Ready")].status', 0, "Every wanted group and the router is ready"),
     ("Prefill", ".status.summary.prefill", 0, "Groups that can prefill: ready/wanted"),
@@ -35,6 +39,11 @@ _COLUMNS = (
     ("Topology", ".status.summary.topology", 0, "Prefill groups + decode groups"),
     ("Age", ".metadata.creationTimestamp", 0, ""),
     ("Reason", ".status.summary.reason", 1, "Why it is not ready"),
+)
+_SCALER_COLUMNS = (
+    ("Wished", ".spec.replicas", 0, "Groups that are asked for"),
+    ("Groups", ".status.replicas", 0, "Groups that have pods"),
+    ("Age", ".metadata.creationTimestamp", 0, ""),
 )
 
 
@@ -93,29 +102,57 @@ def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any], path: str)
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as plain data."""
+    """The CRD of DisaggDeployment as plain data."""
+    resource_names = {
+        "kind": names.KIND,
+        "listKind": f"{names.KIND}List",
+        "plural": names.PLURAL,
+        "singular": names.SINGULAR,
+        "shortNames": [names.SHORT_NAME],
+    }
+    schema = _object_schema(DisaggDeployment, Spec, Status)
+    schema[VALIDATIONS_KEY] = [{"rule": r.cel, "message": r.message} for r in DisaggDeployment.rules]
+    return _definition(resource_names, schema, _COLUMNS)
+
+
+def scaler_definition() -> dict[str, Any]:
+    """The CRD of DisaggRoleScaler as plain data; its /scale is what autoscalers read and write."""
+    resource_names = {
+        "kind": names.SCALER_KIND,
+        "listKind": f"{names.SCALER_KIND}List",
+        "plural": names.SCALER_PLURAL,
+        "singular": names.SCALER_SINGULAR,
+        "shortNames": [names.SCALER_SHORT_NAME],
+    }
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    return _definition(
+        resource_names, _object_schema(DisaggRoleScaler, ScalerSpec, ScalerStatus), _SCALER_COLUMNS, scale=scale
+    )
+
+
+def _definition(
+    resource_names: dict[str, Any], schema: dict[str, Any], columns: Sequence[Column], **subresources: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "metadata": {"name": f"{resource_names['plural']}.{names.GROUP}"},
         "spec": {
             "group": names.GROUP,
             "scope": "Namespaced",
-            "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
-            },
+            "names": resource_names,
             "versions": [
                 {
                     "name": names.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-                    "schema": {"openAPIV3Schema": _object_schema()},
+                    "subresources": {"status": {}, **subresources},
+                    "additionalPrinterColumns": [_column(*column) for column in columns],
+                    "schema": {"openAPIV3Schema": schema},
                 }
             ],
         },
@@ -123,7 +160,8 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _column(name: str, path: str, priority: int, description: str) -> dict[str, Any]:
-    column: dict[str, Any] = {"name": name, "jsonPath": path, "type": "date" if name == "Age" else "string"}
+    kind = {"Age": "date", "Wished": "integer", "Groups": "integer"}.get(name, "string")
+    column: dict[str, Any] = {"name": name, "jsonPath": path, "type": kind}
     if description:
         column["description"] = description
     if priority:
@@ -131,44 +169,46 @@ def _column(name: str, path: str, priority: int, description: str) -> dict[str, 
     return column
 
 
-def _object_schema() -> dict[str, Any]:
-    rules = [{"rule": rule.cel, "message": rule.message} for rule in DisaggDeployment.object_rules]
+def _object_schema(resource: type[BaseModel], spec: type[BaseModel], status: type[BaseModel]) -> dict[str, Any]:
     return {
         "type": "object",
-        "description": DisaggDeployment.__doc__,
+        "description": resource.__doc__,
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(Spec.model_json_schema(by_alias=True)),
-            "status": structural_schema(Status.model_json_schema(by_alias=True)),
+            "spec": structural_schema(spec.model_json_schema(by_alias=True)),
+            "status": structural_schema(status.model_json_schema(by_alias=True)),
         },
-        VALIDATIONS_KEY: rules,
     }
 
 
-def as_yaml() -> str:
-    """The CRD as committed."""
+def files() -> dict[str, str]:
+    """The CRDs as committed, by file name."""
     header = "# Generated from the operator's api.py by `make crds`; do not edit.\n"
-    return header + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+    definitions = (custom_resource_definition(), scaler_definition())
+    return {
+        f"{names.GROUP}_{crd['spec']['names']['plural']}.yaml": header + yaml.safe_dump(crd, sort_keys=False, width=120)
+        for crd in definitions
+    }
 
 
 def main() -> None:
-    """Write the CRD to every file given, or with --check say which of them differ and exit 1."""
+    """Write the CRDs into every folder given, or with --check say which of them differ and exit 1."""
     parser = argparse.ArgumentParser(prog="python -m headrace_operator.crd", description=main.__doc__)
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs")
     args = parser.parse_args()
-    text = as_yaml()
-    stale = [path for path in args.files if not path.is_file() or path.read_text() != text]
+    wanted = {folder / name: text for folder in args.folders for name, text in files().items()}
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
     if args.check:
         if stale:
             sys.exit(f"out of date: {', '.join(map(str, stale))}; run `make crds` and commit")
         return
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(wanted[path])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.api_status import Status
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
@@ -20,10 +21,12 @@ from headrace_operator.render.nodes import avoiding, leaving_after
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
+from headrace_operator.render.scaler import role_scaler
 from headrace_operator.render.services import controller_revision, group_service, role_service
 from headrace_operator.retry import is_wanted, wishes
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.rollout import Creation, Deletion, Note, RolePlan, plan_role
+from headrace_operator.scaling import scaled, seed
 
 Body = dict[str, Any]
 
@@ -62,6 +65,8 @@ class ChildDeletion:
 class Decision:
     """The next step of one deployment; nothing in it means that it is as wanted."""
 
+    deployment: DisaggDeployment  # with the numbers of groups that are wanted now
+    cuts: tuple[str, ...]  # wishes for groups that are not granted
     plans: Mapping[str, RolePlan]  # by role, in the spec's order; removed roles too
     revisions: Mapping[str, str]  # wanted revision by role
     apply: tuple[Application, ...]
@@ -91,6 +96,8 @@ def decide(
 ) -> Decision:
     """The next step towards `deployment`, from what was observed and noted in its status."""
     owner = Owner.of(deployment)
+    scaling = scaled(deployment, observed, status)
+    deployment = scaling.deployment
     templates = dict(observed.templates)
     revisions: dict[str, str] = {}
     for role in deployment.spec.roles:
@@ -105,6 +112,8 @@ def decide(
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
     applications, repairs = _applications(wanted, observed)
     return Decision(
+        deployment=deployment,
+        cuts=scaling.cuts,
         plans=plans,
         revisions=revisions,
         apply=tuple(applications),
@@ -113,7 +122,7 @@ def decide(
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
         delete_children=tuple(_pruned(observed, desired)),
-        notes=tuple(note for plan in plans.values() for note in plan.notes),
+        notes=(*scaling.notes, *(note for plan in plans.values() for note in plan.notes)),
         repairs=tuple(repairs),
         taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
     )
@@ -182,8 +191,11 @@ def _wanted_objects(
                 number = int(stored["revision"]) if stored else deployment.metadata.generation
                 bodies.append(controller_revision(owner, role, revision, template, number))
                 bodies.append(group_service(owner, role, revision))
-        if role in revisions:
+        wanted = deployment.spec.role(role)
+        if wanted:
             bodies.append(role_service(owner, role))
+            if deployment.spec.scaling.mode == EXTERNAL:
+                bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
         pods += [
             _new_pod(owner, creation, index, templates[creation.key.role, creation.key.revision], deployment)
             for creation in plan.create

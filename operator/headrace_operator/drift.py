@@ -16,7 +16,8 @@ Body = Mapping[str, Any]
 
 # Kinds that are written once: a new render of a pod is a new revision's business, never a patch. Only their labels and
 # annotations are given back: admission may rightly have changed the rest, and the API server would refuse most of it.
-WRITTEN_ONCE = ("Pod", "ControllerRevision")
+# The rest of a scaler belongs to whoever scales.
+WRITTEN_ONCE = ("Pod", "ControllerRevision", names.SCALER_KIND)
 # Within these an added key changes the meaning of ours.
 _EXACT = ("selector", "matchLabels")
 _QUANTITIES = ("requests", "limits")
@@ -39,6 +40,8 @@ def has_drifted(live: Body, desired: Body) -> bool:
 def status_has_drifted(live: Body, wanted: Body) -> bool:
     """Whether the live status says less, more or other than `wanted`; other people's conditions are their own."""
     conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}
+    if names.SCALING_LIMITED in conditions.keys() - {condition["type"] for condition in wanted["conditions"]}:
+        return True  # the mode has been changed
     others = {key: value for key, value in wanted.items() if key != "conditions"}
     return any(conditions.get(condition["type"]) != condition for condition in wanted["conditions"]) or any(
         live.get(key, []) != value for key, value in others.items()

@@ -13,6 +13,10 @@ KIND = "DisaggDeployment"
 PLURAL = "disaggdeployments"
 SINGULAR = "disaggdeployment"
 SHORT_NAME = "dd"
+SCALER_KIND = "DisaggRoleScaler"
+SCALER_PLURAL = "disaggrolescalers"
+SCALER_SINGULAR = "disaggrolescaler"
+SCALER_SHORT_NAME = "drs"
 
 MANAGER = "headrace-operator"  # field manager of every write, and the value of the managed-by label
 # Gives labels back to objects whose other fields are fixed; under the name above the apply would drop those fields.
@@ -23,7 +27,9 @@ CLI_MANAGER = "headrace"  # of what the `headrace` command writes for a user
 PREFILL = "prefill"
 DECODE = "decode"
 UNIFIED = "unified"
+ROLES = (PREFILL, DECODE, UNIFIED)
 ROUTER = "router"  # a component, not a role
+LEADERS = "leaders"  # of a role's groups
 
 # Labels of every child. Children are found by LABEL_MANAGED_BY and LABEL_DEPLOYMENT, and believed by owner uid.
 LABEL_NAME = "app.kubernetes.io/name"
@@ -69,6 +75,7 @@ CONTAINER_ROUTER = "router"
 VALID = "Valid"  # the stored spec passes the rules
 AVAILABLE = "Available"  # requests can be served now, perhaps by fewer groups than wanted
 PROGRESSING = "Progressing"  # the operator is changing something
+SCALING_LIMITED = "ScalingLimited"  # a wish of a DisaggRoleScaler was cut; only where scaling.mode is External
 READY = "Ready"  # every wanted group and the router is ready, all at the wanted revision
 
 # Reasons.
@@ -95,6 +102,11 @@ REASON_CANNOT_START = "CannotStart"
 REASON_ROUTER_NOT_READY = "RouterNotReady"
 REASON_SCALED_TO_ZERO = "ScaledToZero"
 REASON_REPAIRS_PAUSED = "RepairsPaused"
+REASON_WITHIN_BOUNDS = "WithinBounds"
+REASON_RATIO_BOUND = "RatioBound"
+
+# Reasons of events; a condition's reason is used as one too.
+EVENT_SCALED = "GroupsScaled"
 
 # Limits that keep every name below within 63 characters.
 MAX_GROUPS = 1000  # three digits
@@ -119,6 +131,11 @@ def leader_host(deployment: str, role: str, revision: str, group: int) -> str:
 
 def role_service_name(deployment: str, role: str) -> str:
     """The headless Service of a role's ready leaders, whose EndpointSlices the router follows."""
+    return f"{deployment}-{role}-{LEADERS}"
+
+
+def scaler_name(deployment: str, role: str) -> str:
+    """The DisaggRoleScaler of a role."""
     return f"{deployment}-{role}"
 
 
@@ -148,6 +165,11 @@ def role_labels(deployment: str, role: str) -> dict[str, str]:
 
 def revision_labels(deployment: str, role: str, revision: str) -> dict[str, str]:
     return {**role_labels(deployment, role), LABEL_REVISION: revision}
+
+
+def leader_labels(deployment: str, role: str) -> dict[str, str]:
+    """What selects the leaders of a role's groups, of every revision."""
+    return {LABEL_DEPLOYMENT: deployment, LABEL_ROLE: role, LABEL_POD_INDEX: "0"}
 
 
 def pod_labels(deployment: str, role: str, revision: str, group: int, pod: int) -> dict[str, str]:

@@ -24,10 +24,11 @@ from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
-from headrace_operator.observe import controller_uid, observe
+from headrace_operator.observe import Observed, controller_uid, observe
 from headrace_operator.problems import describe_problems
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.rollout import Note
+from headrace_operator.scaling import stale_scaler_statuses
 from headrace_operator.status import as_applied, invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
@@ -104,8 +105,9 @@ class Reconciler:
         refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
-        status = status_of(deployment, observed, decision, before, refusals, now)
+        status = status_of(decision.deployment, observed, decision, before, refusals, now)
         await self._write_status(raw, status, expected)
+        await self._write_scaler_statuses(observed, expected)
         refused = [Note(names.REASON_REFUSED, refusals[0], is_warning=True)] if refusals else []
         await self._post(raw, [*decision.notes, *decision.repairs, *refused])
         if failure:
@@ -167,6 +169,10 @@ class Reconciler:
             existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
             if existing is not None and controller_uid(existing) != uid:
                 raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
+            if kind == names.SCALER_KIND:
+                if existing is None:
+                    expected.wrote({"kind": kind, **await self._cluster.create(body)}, self._clock())
+                return  # from now on only others write its spec
         manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
         expected.wrote({"kind": kind, **await self._cluster.apply(body, manager)}, self._clock())
 
@@ -186,6 +192,15 @@ class Reconciler:
         if written is not None:
             expected.wrote({"kind": names.KIND, **written}, self._clock())
         return written is not None
+
+    async def _write_scaler_statuses(self, observed: Observed, expected: Expectations) -> None:
+        for body, status in stale_scaler_statuses(observed):
+            where = body["metadata"]
+            written = await self._cluster.apply_status(
+                where["namespace"], where["name"], where["uid"], status, names.SCALER_KIND
+            )
+            if written is not None:
+                expected.wrote({"kind": names.SCALER_KIND, **written}, self._clock())
 
     async def _post(self, raw: Body, notes: Sequence[Note]) -> None:
         key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])

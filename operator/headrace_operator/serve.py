@@ -15,7 +15,7 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, Cluster, connect
+from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, connect
 from headrace_operator.decide import Defaults
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.reconcile import Reconciler
@@ -42,7 +42,7 @@ async def serve(args: argparse.Namespace) -> None:
         ready = asyncio.Event()
         probes = await _serve_probes(args.metrics_port, resync, ready)
         try:
-            if not await _wait_for_crd(cluster, args.namespaces, stop):
+            if not await _wait_for_crds(cluster, args.namespaces, stop):
                 return
             reconciler = Reconciler(store, cluster, Defaults(args.engine_image, args.router_image))
             await _run_until(
@@ -81,14 +81,20 @@ async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:
             raise error
 
 
-async def _wait_for_crd(cluster: Cluster, namespaces: Sequence[str] | None, stop: asyncio.Event) -> bool:
-    """Wait until the API server knows our resource; False if told to stop first."""
+async def _wait_for_crds(cluster: Cluster, namespaces: Sequence[str] | None, stop: asyncio.Event) -> bool:
+    """Wait until the API server knows our resources; False if told to stop first."""
     told = False
     while not stop.is_set():
-        if await cluster.is_served(namespaces[0] if namespaces else None):
+        missing = [
+            RESOURCES[kind][2]
+            for kind in (names.KIND, names.SCALER_KIND)
+            if not await cluster.is_served(kind, namespaces[0] if namespaces else None)
+        ]
+        if not missing:
             return True
         if not told:
-            logger.warning("waiting for the CustomResourceDefinition %s.%s to be installed", names.PLURAL, names.GROUP)
+            listed = ", ".join(f"{plural}.{names.GROUP}" for plural in missing)
+            logger.warning("waiting for these CustomResourceDefinitions to be installed (folder crds): %s", listed)
             told = True
         try:
             await asyncio.wait_for(stop.wait(), _CRD_POLL_SECONDS)

@@ -1,7 +1,8 @@
 """The status of a deployment, from what was observed and what was decided. Pure.
 
 Conditions: Valid (the spec passes the rules), Available (every role has a ready group, and the router answers),
-Progressing (something is being changed), Ready (all wanted groups, at the wanted revision, and the router are ready).
+Progressing (something is being changed), Ready (all wanted groups, at the wanted revision, and the router are ready),
+and where others scale ScalingLimited (a role has not as many groups as was wished).
 Reasons say why in one word, messages with names and numbers.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
+from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Condition, NodeFailures, Rebuild, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
 from headrace_operator.groups import GroupState, Trouble
@@ -65,7 +67,7 @@ def status_of(
     refusals: Sequence[str],
     now: float,
 ) -> Status:
-    """The status after this pass. `refusals`: what the API server would not have."""
+    """The status after this pass. `deployment`: as decided; `refusals`: what the API server would not have."""
     generation = deployment.metadata.generation
     roles = [_role_status(role, decision.plans[role.name], decision) for role in deployment.spec.roles]
     router = _router_finding(deployment, observed, decision)
@@ -78,6 +80,8 @@ def status_of(
         names.PROGRESSING: _progressing(decision, blocked, ready),
         names.READY: ready,
     }
+    if deployment.spec.scaling.mode == EXTERNAL:
+        findings[names.SCALING_LIMITED] = _scaling_limited(decision)
     return Status(
         observed_generation=generation,
         conditions=_conditions(before, findings, generation, now),
@@ -133,6 +137,7 @@ def _role_status(role: Role, plan: RolePlan, decision: Decision) -> RoleStatus:
     given_up = {index for index, noted in plan.rebuilds if noted.is_final}
     return RoleStatus(
         name=role.name,
+        replicas=role.replicas,
         groups=sum(bool(slot.pods) for slot in plan.slots),
         ready_groups=sum(slot.state is GroupState.READY for slot in plan.slots),
         updated_groups=sum(bool(slot.pods) and slot.revision == revision for slot in plan.slots),
@@ -249,6 +254,12 @@ def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -
     if any(slot.revision != decision.revisions.get(role) for role, p in decision.plans.items() for slot in p.slots):
         return _Finding(True, names.REASON_ROLLING_OUT, ready.message)
     return _Finding(True, names.REASON_CREATING if ready.holds else ready.reason, ready.message)
+
+
+def _scaling_limited(decision: Decision) -> _Finding:
+    if decision.cuts:
+        return _Finding(True, names.REASON_RATIO_BOUND, "; ".join(decision.cuts))
+    return _Finding(False, names.REASON_WITHIN_BOUNDS, "every role has the groups that its DisaggRoleScaler asks for")
 
 
 def _counts(deployment: DisaggDeployment, roles: Sequence[RoleStatus]) -> str:

@@ -120,6 +120,7 @@ def expected_rules() -> set[tuple[str, str, str]]:
     """(group, resource, verb) of everything that the operator calls, and of what it grants to routers."""
     rules = {(names.GROUP, names.PLURAL, verb) for verb in ("get", "list", "watch")}
     rules |= {(names.GROUP, f"{names.PLURAL}/status", "patch"), (names.GROUP, f"{names.PLURAL}/finalizers", "update")}
+    rules.add((names.GROUP, f"{names.SCALER_PLURAL}/status", "patch"))
     for kind in CHILD_KINDS:
         group, _, plural = RESOURCES[kind]
         rules |= {(group, plural, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")}

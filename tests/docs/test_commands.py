@@ -18,7 +18,10 @@ from headrace_operator import main as operator
 from headrace_operator import names
 
 PROGRAMS = ("headrace", "headrace-engine", "headrace-router", "headrace-operator")
-KUBECTL_KINDS = {names.PLURAL, names.SINGULAR, names.SHORT_NAME, "pods", "pod", "nodes", "services", "svc", "events"}
+KUBECTL_KINDS = {
+    *(names.PLURAL, names.SINGULAR, names.SHORT_NAME, names.SCALER_SHORT_NAME),
+    *("pods", "pod", "nodes", "services", "svc", "events"),
+}
 
 
 def found(program: str) -> list[pytest.param]:
@@ -129,7 +132,7 @@ def test_python_files_and_their_arguments_exist(words: list[str], monkeypatch: p
 @pytest.mark.parametrize("words", found("kubectl"))
 def test_kubectl_speaks_of_kinds_and_labels_that_exist(words: list[str]) -> None:
     verb, *rest = words
-    assert verb in {"get", "explain", "apply", "delete", "describe", "logs", "port-forward", "wait", "config"}
+    assert verb in {"get", "explain", "apply", "delete", "describe", "logs", "port-forward", "wait", "config", "scale"}
     if verb == "get":
         assert set(rest[0].split(",")) <= KUBECTL_KINDS
     if verb == "explain":

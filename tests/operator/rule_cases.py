@@ -56,6 +56,8 @@ DATA_LOCAL = "dataLocal must divide data"
 CAPACITY = "numBlocks * blockSize must be at least maxModelLen"
 OWN_FLAG = "extraArgs may not repeat a flag"
 BACKOFF = "backoffSeconds.base may not be more than backoffSeconds.max"
+RATIO = {"min": {"prefill": 1, "decode": 2}, "max": {"prefill": 8, "decode": 1}}
+SERVICE_NAME = "may not end like a Service of engines"
 DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
@@ -115,9 +117,30 @@ CASES = [
     Case("no restarts at all", {"spec.restartPolicy": {"maxRestarts": 0}}),
     Case("the same wait each time", {"spec.restartPolicy": {"backoffSeconds": {"base": 30, "max": 30}}}),
     Case("a first wait over the cap", {"spec.restartPolicy": {"backoffSeconds": {"base": 301}}}, BACKOFF),
+    Case("scaled from outside", {"spec.scaling": {"mode": "External"}}),
+    Case("scaled from outside in bounds", {"spec.scaling": {"mode": "External", "ratio": RATIO}}),
+    Case(
+        "bounds of a ratio that meet", {"spec.scaling": {"mode": "External", "ratio": {**RATIO, "max": RATIO["min"]}}}
+    ),
+    Case(
+        "the least ratio over the most",
+        {"spec.scaling": {"mode": "External", "ratio": {"min": RATIO["max"], "max": RATIO["min"]}}},
+        "scaling.ratio.min may not be over scaling.ratio.max",
+    ),
+    Case("a ratio of what the spec says", {"spec.scaling": {"ratio": RATIO}}, "scaling.ratio needs scaling.mode"),
+    Case(
+        "a ratio of one role",
+        {"spec.roles": [{"name": "unified"}], "spec.scaling": {"mode": "External", "ratio": RATIO}},
+        "scaling.ratio needs the roles prefill and decode",
+    ),
     Case("the longest name", {"metadata.name": LONGEST_NAME}),
     Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
     Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
+    Case("a name like a role's Service", {"metadata.name": "chat-decode-leaders"}, SERVICE_NAME),
+    Case("a name like a revision's Service", {"metadata.name": "chat-prefill-0123abcd"}, SERVICE_NAME),
+    Case("a name that ends with a role", {"metadata.name": "chat-decode"}),
+    Case("a name that ends with a role and a number", {"metadata.name": "chat-decode-2"}),
+    Case("a role's name alone", {"metadata.name": "decode"}),
     Case("a dotted name", {"metadata.name": "a.b"}, "start with a letter"),
     Case("a new number of groups", {"spec.roles.0.replicas": 3}, before={}),
     Case("a new seed", {"spec.model.source.tiny.seed": 7}, before={}),
@@ -132,6 +155,9 @@ FIELD_CASES = [
     Case("too many groups", {"spec.roles.0.replicas": 1001}, "replicas"),
     Case("no such role", {"spec.roles.0.name": "encode"}, "name"),
     Case("no such type", {"spec.engine": {"dtype": "float8"}}, "dtype"),
+    Case("a ratio with nothing in it", {"spec.scaling": {"mode": "External", "ratio": {"min": {"decode": 1}}}}, "min"),
+    Case("a ratio of no groups", {"spec.scaling.ratio": {"max": {"prefill": 0, "decode": 1}}}, "prefill"),
+    Case("no such mode of scaling", {"spec.scaling": {"mode": "Auto"}}, "mode"),
     Case("no roles", {"spec.roles": []}, "roles"),
     Case("the same role twice", {"spec.roles": [{"name": "decode"}, {"name": "decode"}]}, "roles"),
     Case("a relative path on the host", {"spec.model.source": {"hostPath": {"path": "models"}}}, "path"),

@@ -10,9 +10,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from headrace_operator import names
 from headrace_operator.api import Spec
-from headrace_operator.crd import SchemaError, as_yaml, custom_resource_definition, structural_schema
+from headrace_operator.crd import SchemaError, custom_resource_definition, files, scaler_definition, structural_schema
 
 ROOT = Path(__file__).parents[2]
 COPIES = [ROOT / "crds", ROOT / "charts/headrace/crds"]
@@ -74,17 +73,30 @@ def test_it_refuses_what_a_structural_schema_cannot_say(model: type[BaseModel]) 
 
 @pytest.mark.parametrize("folder", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_committed_copies_are_up_to_date(folder: Path) -> None:
-    assert (folder / f"{names.GROUP}_{names.PLURAL}.yaml").read_text() == as_yaml(), "run `make crds`"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files(), "run `make crds`"
 
 
-def test_every_field_is_described() -> None:
-    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+@pytest.mark.parametrize(
+    "definition", [custom_resource_definition(), scaler_definition()], ids=["deployment", "scaler"]
+)
+def test_every_field_is_described(definition: dict[str, Any]) -> None:
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     missing = [
         path
         for path, node in nodes(schema)
         if "description" not in node and path not in (".apiVersion", ".kind", ".metadata")
     ]
     assert missing == []
+
+
+def test_a_scaler_has_what_autoscalers_ask_for() -> None:
+    version = scaler_definition()["spec"]["versions"][0]
+    scale = version["subresources"]["scale"]
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    for path in scale.values():
+        _, part, field = path.split(".")
+        assert field in properties[part]["properties"], path
+    assert properties["spec"]["required"] == ["replicas"]  # absent would read as zero through /scale
 
 
 def test_every_optional_field_says_its_default() -> None:

@@ -30,7 +30,7 @@ def test_a_deleted_child_is_made_again_and_an_edited_one_repaired() -> None:
     cluster = FakeCluster()
     cluster.settle(stored())
     whole = copy.deepcopy(cluster.objects)
-    del cluster.objects["Service", "demo-decode"]
+    del cluster.objects["Service", "demo-decode-leaders"]
     cluster.objects["Deployment", "demo-router"]["spec"]["replicas"] = 9
     decision = cluster.run(stored())
     assert [(a.body["kind"], a.is_new) for a in decision.apply] == [("Service", True), ("Deployment", False)]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests.operator.rule_cases import resource
+
 from headrace_operator import names
+from headrace_operator.api import DisaggDeployment
 
 LONGEST = "a" * names.MAX_NAME_LENGTH
 REVISION = "0" * names.REVISION_LENGTH
@@ -25,6 +31,21 @@ def test_all_other_names_fit_a_service_name() -> None:
     ):
         assert len(name) <= 63
         assert LABEL_VALUE.match(name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["a", *names.ROLES, names.LEADERS, names.ROUTER, REVISION]), min_size=1, max_size=4))
+def test_no_deployment_is_named_like_another_ones_service(parts: list[str]) -> None:
+    """Whatever two deployments are called, the names of their Services differ."""
+    name = "-".join(parts)
+    try:
+        DisaggDeployment.from_manifest(resource({"metadata.name": name}))
+    except ValidationError:
+        return
+    for other in ("-".join(parts[:length]) for length in range(1, len(parts))):
+        engines = {names.role_service_name(other, role) for role in names.ROLES}
+        engines |= {names.revision_name(other, role, REVISION) for role in names.ROLES}
+        assert names.router_service_name(name) not in engines
 
 
 def test_the_leader_is_pod_zero_under_the_service_of_its_revision() -> None:

@@ -56,7 +56,18 @@ class FakeServer:
         self.calls.append(f"delete {kind}")
         return self.world.objects.pop((kind, name), None)
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(f"create {body['kind']}")
+        assert (body["kind"], body["metadata"]["name"]) not in self.world.objects
+        return self.world.store(body)
+
+    async def apply_status(
+        self, namespace: str, name: str, uid: str, status: dict[str, Any], kind: str = names.KIND
+    ) -> dict[str, Any]:
+        if kind != names.KIND:
+            self.calls.append(f"status {kind}")
+            self.world.objects[kind, name]["status"] = status
+            return self.world.objects[kind, name]
         self.calls.append("status")
         assert self.raw is not None
         self.world.version += 1

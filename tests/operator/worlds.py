@@ -42,7 +42,7 @@ class FakeCluster:
         """One pass; deletions are done at once. The status is kept as the API server would return it."""
         observed = observe(deployment.metadata.name, UID, self.objects.values())
         decision = decide(deployment, observed, self.status, DEFAULTS, now)
-        status = status_of(deployment, observed, decision, self.status, refusals, now)
+        status = status_of(decision.deployment, observed, decision, self.status, refusals, now)
         self.status = Status.model_validate(as_applied(status))
         for application in decision.apply:
             self.store(application.body)

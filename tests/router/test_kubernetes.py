@@ -34,8 +34,8 @@ async def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kubernetes, "MIN_CYCLE_SECONDS", 0.02)
     server = FakeApiServer()
     await server.start()
-    await server.put(endpoint_slice("d", "dd-decode", [ready_pod("10.0.0.1", "d0")]))
-    await server.put(endpoint_slice("p", "dd-prefill", [ready_pod("10.0.0.2", "p0")]))
+    await server.put(endpoint_slice("d", "dd-decode-leaders", [ready_pod("10.0.0.1", "d0")]))
+    await server.put(endpoint_slice("p", "dd-prefill-leaders", [ready_pod("10.0.0.2", "p0")]))
     token = tmp_path / "token"
     token.write_text("first\n")
     fleet = Fleet()
@@ -55,15 +55,16 @@ async def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 async def test_changes_arrive_as_events_without_another_list(tmp_path, monkeypatch):
     async with following(tmp_path, monkeypatch) as s:
         await s.server.put(
-            endpoint_slice("p", "dd-prefill", [ready_pod("10.0.0.2", "p0"), ready_pod("10.0.0.3", "p1")])
+            endpoint_slice("p", "dd-prefill-leaders", [ready_pod("10.0.0.2", "p0"), ready_pod("10.0.0.3", "p1")])
         )
         await s.becomes("d0", "p0", "p1")
-        await s.server.put(endpoint_slice("p", "dd-prefill", [ready_pod("10.0.0.2", "p0", ready=False)]))
+        await s.server.put(endpoint_slice("p", "dd-prefill-leaders", [ready_pod("10.0.0.2", "p0", ready=False)]))
         await s.becomes("d0")
         await s.server.delete("d")
         await s.becomes()
         assert s.server.num_lists == 1
-        assert s.server.selectors == {"kubernetes.io/service-name in (dd-decode,dd-prefill,dd-unified)"}
+        names = "dd-decode-leaders,dd-prefill-leaders,dd-unified-leaders"
+        assert s.server.selectors == {f"kubernetes.io/service-name in ({names})"}
 
 
 async def test_a_watch_that_ends_goes_on_from_the_last_bookmark(tmp_path, monkeypatch):
@@ -103,13 +104,13 @@ async def test_the_last_known_groups_stay_while_the_api_server_is_away(tmp_path,
         assert s.ready() == {"d0", "p0"}
         s.server.num_failures = 2
         await s.server.start()
-        await s.server.put(endpoint_slice("d", "dd-decode", [ready_pod("10.0.0.9", "d1")]))
+        await s.server.put(endpoint_slice("d", "dd-decode-leaders", [ready_pod("10.0.0.9", "d1")]))
         await s.becomes("d1", "p0")
 
 
 async def test_an_object_that_cannot_be_read_does_not_end_the_watch_for_good(tmp_path, monkeypatch):
     async with following(tmp_path, monkeypatch) as s:
-        broken = endpoint_slice("x", "dd-decode", [])
+        broken = endpoint_slice("x", "dd-decode-leaders", [])
         broken["endpoints"] = ["nonsense"]
         await s.server.put(broken)
         await asyncio.sleep(0.1)

@@ -22,26 +22,26 @@ def entry(address: str, pod: str | None = None, **conditions) -> dict:
 P = Role.PREFILL
 CASES = {
     "a ready leader": (
-        [endpoint_slice("s", "dd-prefill", [entry("10.0.0.1", "p0", ready=True)])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)])],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "one that is not ready is known but not used": (
-        [endpoint_slice("s", "dd-prefill", [entry("10.0.0.1", "p0", ready=False)])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=False)])],
         [Endpoint(P, "http://10.0.0.1:8000", "p0", ready=False)],
     ),
     "unknown readiness reads as ready, as the API says": (
-        [endpoint_slice("s", "dd-prefill", [entry("10.0.0.1", "p0")])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0")])],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "another deployment's slice is not ours": (
-        [endpoint_slice("s", "other-prefill", [entry("10.0.0.1", "p0", ready=True)])],
+        [endpoint_slice("s", "other-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)])],
         [],
     ),
     "the port called http is taken": (
         [
             endpoint_slice(
                 "s",
-                "dd-prefill",
+                "dd-prefill-leaders",
                 [entry("10.0.0.1", "p0")],
                 ports=[{"name": "metrics", "port": 9}, {"name": "http", "port": 81}],
             )
@@ -49,37 +49,37 @@ CASES = {
         [Endpoint(P, "http://10.0.0.1:81", "p0")],
     ),
     "a single port of any name is taken": (
-        [endpoint_slice("s", "dd-prefill", [entry("10.0.0.1", "p0")], ports=[{"name": "", "port": 82}])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0")], ports=[{"name": "", "port": 82}])],
         [Endpoint(P, "http://10.0.0.1:82", "p0")],
     ),
-    "a slice without ports or endpoints": ([endpoint_slice("s", "dd-prefill", None, ports=None)], []),
+    "a slice without ports or endpoints": ([endpoint_slice("s", "dd-prefill-leaders", None, ports=None)], []),
     "an IPv6 address is bracketed": (
-        [endpoint_slice("s", "dd-prefill", [entry("fd00::1", "p0")], family="IPv6")],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("fd00::1", "p0")], family="IPv6")],
         [Endpoint(P, "http://[fd00::1]:8000", "p0")],
     ),
     "a pod with both families is one group, by IPv4": (
         [
-            endpoint_slice("a", "dd-prefill", [entry("fd00::1", "p0")], family="IPv6"),
-            endpoint_slice("b", "dd-prefill", [entry("10.0.0.1", "p0")]),
+            endpoint_slice("a", "dd-prefill-leaders", [entry("fd00::1", "p0")], family="IPv6"),
+            endpoint_slice("b", "dd-prefill-leaders", [entry("10.0.0.1", "p0")]),
         ],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "a pod that moves between slices is one group, ready if either says so": (
         [
-            endpoint_slice("a", "dd-prefill", [entry("10.0.0.1", "p0", ready=False)]),
-            endpoint_slice("b", "dd-prefill", [entry("10.0.0.1", "p0", ready=True)]),
+            endpoint_slice("a", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=False)]),
+            endpoint_slice("b", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)]),
         ],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "an endpoint without a pod is named by its address": (
-        [endpoint_slice("a", "dd-prefill", [entry("10.0.0.1")])],
+        [endpoint_slice("a", "dd-prefill-leaders", [entry("10.0.0.1")])],
         [Endpoint(P, "http://10.0.0.1:8000", "10.0.0.1")],
     ),
     "roles by their Services": (
         [
-            endpoint_slice("a", "dd-prefill", [entry("10.0.0.1", "p0")]),
-            endpoint_slice("b", "dd-decode", [entry("10.0.0.2", "d0")]),
-            endpoint_slice("c", "dd-unified", [entry("10.0.0.3", "u0")]),
+            endpoint_slice("a", "dd-prefill-leaders", [entry("10.0.0.1", "p0")]),
+            endpoint_slice("b", "dd-decode-leaders", [entry("10.0.0.2", "d0")]),
+            endpoint_slice("c", "dd-unified-leaders", [entry("10.0.0.3", "u0")]),
         ],
         [
             Endpoint(Role.DECODE, "http://10.0.0.2:8000", "d0"),

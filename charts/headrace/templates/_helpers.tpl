@@ -36,7 +36,10 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
   resources: [disaggdeployments]
   verbs: [get, list, watch]
 - apiGroups: [headrace.dev]
-  resources: [disaggdeployments/status]
+  resources: [disaggrolescalers]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [headrace.dev]
+  resources: [disaggdeployments/status, disaggrolescalers/status]
   verbs: [patch]
 # To own children with blockOwnerDeletion where the API server enforces the permission for it.
 - apiGroups: [headrace.dev]

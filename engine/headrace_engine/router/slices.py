@@ -15,7 +15,7 @@ DEFAULT_PORT = 8000
 
 def service_roles(deployment: str) -> dict[str, Role]:
     """Name of the Service that lists a role's ready leaders -> the role."""
-    return {f"{deployment}-{role}": role for role in Role}
+    return {f"{deployment}-{role}-leaders": role for role in Role}
 
 
 def endpoints_of(slices: Iterable[Mapping[str, Any]], roles: Mapping[str, Role]) -> list[Endpoint]:

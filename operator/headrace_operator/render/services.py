@@ -26,11 +26,7 @@ def group_service(owner: Owner, role: str, revision: str) -> dict[str, Any]:
 def role_service(owner: Owner, role: str) -> dict[str, Any]:
     """The ready leaders of a role, of every revision: what routers follow."""
     labels = names.role_labels(owner.name, role)
-    selector = {
-        names.LABEL_DEPLOYMENT: owner.name,
-        names.LABEL_ROLE: role,
-        names.LABEL_POD_INDEX: "0",
-    }
+    selector = names.leader_labels(owner.name, role)
     return _headless(
         owner, names.role_service_name(owner.name, role), labels, selector, ports={"http": names.PORT_HTTP}
     )

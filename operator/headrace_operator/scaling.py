@@ -1,0 +1,113 @@
+"""How many groups each role is to have now. Pure.
+
+Static: what the spec says. External: what the role's DisaggRoleScaler says, cut to the bounds of `scaling.ratio`. A cut
+only ever takes groups away, from the role that has too many beside the other, and leaves one: a bound never asks for
+more than what was wished. A role that is wished at zero ends serving, and bounds nothing.
+
+A scaler that does not exist (yet, or any more) stands for the count at present, with which it is then made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_scaling import EXTERNAL, Ratio, ScalerStatus
+from headrace_operator.api_status import Status
+from headrace_operator.observe import Observed
+from headrace_operator.rollout import Note
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The resource with the numbers of groups that are wanted now, and the wishes that were cut, in words."""
+
+    deployment: DisaggDeployment
+    cuts: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def scaled(deployment: DisaggDeployment, observed: Observed, before: Status) -> Scaled:
+    """`deployment` with the replicas that hold now; `before`: its status so far."""
+    present = {role.name: role.replicas for role in before.roles if role.replicas is not None}
+    wishes: dict[str, int] = {role.name: role.replicas for role in deployment.spec.roles}
+    if deployment.spec.scaling.mode == EXTERNAL:
+        wishes = {role: _wish(deployment, observed, role, present.get(role, count)) for role, count in wishes.items()}
+    replicas, cuts = _within(deployment.spec.scaling.ratio, wishes)
+    roles = [role.model_copy(update={"replicas": replicas[role.name]}) for role in deployment.spec.roles]
+    notes = [
+        Note(names.EVENT_SCALED, f"{role} goes from {present[role]} to {count} groups")
+        for role, count in replicas.items()
+        if present.get(role, count) != count
+    ]
+    told = {c.message for c in before.conditions if c.type == names.SCALING_LIMITED and c.status == "True"}
+    if cuts and "; ".join(cuts) not in told:
+        notes.append(Note(names.SCALING_LIMITED, "; ".join(cuts), is_warning=True))
+    spec = deployment.spec.model_copy(update={"roles": roles})
+    return Scaled(deployment.model_copy(update={"spec": spec}), tuple(cuts), tuple(notes))
+
+
+def seed(replicas: int) -> int:
+    """With how many groups a scaler is made: autoscalers take 0 for switched off and would never scale up again."""
+    return max(1, replicas)
+
+
+def scaler_status(deployment: str, role: str, observed: Observed) -> ScalerStatus:
+    """What a role's scaler tells autoscalers."""
+    labels = names.leader_labels(deployment, role)
+    return ScalerStatus(
+        replicas=len({key.index for key in observed.groups if key.role == role}),
+        selector=",".join(f"{label}={value}" for label, value in labels.items()),
+    )
+
+
+def stale_scaler_statuses(observed: Observed) -> list[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Scalers whose status is not what it should be, each with that."""
+    stale = []
+    for (kind, _), body in sorted(observed.children.items()):
+        if kind == names.SCALER_KIND and body["metadata"].get("deletionTimestamp") is None:
+            labels = body["metadata"]["labels"]
+            status = scaler_status(labels[names.LABEL_DEPLOYMENT], labels.get(names.LABEL_ROLE, ""), observed)
+            wanted = status.model_dump(by_alias=True)
+            if body.get("status") != wanted:
+                stale.append((body, wanted))
+    return stale
+
+
+def _wish(deployment: DisaggDeployment, observed: Observed, role: str, present: int) -> int:
+    scaler = observed.children.get((names.SCALER_KIND, names.scaler_name(deployment.metadata.name, role)))
+    return int(scaler["spec"]["replicas"]) if scaler else seed(present)
+
+
+def _within(ratio: Ratio | None, wishes: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
+    """The wishes cut to the bounds, and a sentence for each cut.
+
+    Groups are whole, so cutting one role to its bound may bring the other over its own: both are cut in turn until
+    nothing changes. Counts only ever fall and stay at one or more, so that ends.
+    """
+    replicas = dict(wishes)
+    if ratio is None or not all(wishes.values()):
+        return replicas, []
+    sides = [
+        (name, bound, role, other)
+        for name, bound, role, other in (
+            ("max", ratio.max, names.PREFILL, names.DECODE),
+            ("min", ratio.min, names.DECODE, names.PREFILL),
+        )
+        if bound is not None
+    ]
+    before: dict[str, int] = {}
+    while replicas != before:
+        before = dict(replicas)
+        for _, bound, role, other in sides:
+            most = replicas[other] * getattr(bound, role) // getattr(bound, other)
+            replicas[role] = min(replicas[role], max(1, most))
+    return replicas, [
+        f"{role} is wished at {wishes[role]} groups and has {replicas[role]}: scaling.ratio.{name} is {bound} "
+        f"(prefill:decode) and {other} has {replicas[other]}"
+        for name, bound, role, other in sides
+        if replicas[role] < wishes[role]
+    ]
