@@ -7,9 +7,10 @@ dicts: what we send is exactly what `render` made. Resource paths are known, so 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +26,7 @@ from headrace_operator.workqueue import ExpectedError
 Body = dict[str, Any]
 
 REQUEST_TIMEOUT_SECONDS = 30
+LEASE_TIMEOUT_SECONDS = 5  # a lease that takes longer to renew is as good as lost
 MAX_PARALLEL_REQUESTS = 32
 
 # Kind of every child, and the resource itself: (API group, version, plural).
@@ -40,6 +42,7 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
     names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
 }
 CHILD_KINDS = tuple(kind for kind in RESOURCES if kind != names.KIND)
+_LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
 
@@ -62,6 +65,8 @@ class Cluster:
         self._api = api
         self._dynamic = DynamicClient(api)  # type: ignore[no-untyped-call]
         self._slots = asyncio.Semaphore(MAX_PARALLEL_REQUESTS)
+        # Asked before each write: for how many seconds this process may still write; 0: not now (see election.py).
+        self.seconds_to_write: Callable[[], float] = lambda: REQUEST_TIMEOUT_SECONDS
 
     async def apply(self, body: Body, field_manager: str = names.MANAGER) -> Body:
         """Server-side apply of a child; returns the object as stored. Raises Refused or ClusterError.
@@ -86,6 +91,13 @@ class Cluster:
             body=body,
             namespace=body["metadata"]["namespace"],
             field_manager=names.MANAGER,
+        )
+
+    async def replace(self, body: Body) -> Body:
+        """Update an object as it was read; ClusterError if someone else changed it since."""
+        where = body["metadata"]
+        return await self._call(
+            "update", body["kind"], "replace", body=body, name=where["name"], namespace=where["namespace"]
         )
 
     async def apply_status(
@@ -172,19 +184,29 @@ class Cluster:
         resource = self._resource(kind)
         target = resource.subresources[subresource] if subresource else resource
         metrics.API_CALLS.labels(verb=verb, kind=kind).inc()
-        async with self._slots:
+        # A renewal waits for no other request: if it came too late, nothing else would matter.
+        async with contextlib.nullcontext() if kind == "Lease" else self._slots:
+            timeout = self._timeout_seconds(verb, kind)
             try:
-                response = await getattr(target, method)(
-                    serialize=False, _request_timeout=REQUEST_TIMEOUT_SECONDS, **arguments
-                )
+                response = await getattr(target, method)(serialize=False, _request_timeout=timeout, **arguments)
                 return dict(await response.json())
             except ApiException as error:
                 raise _translated(error, verb, kind, arguments) from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise ClusterError(f"{verb} {kind}: {type(error).__name__}: {error}") from error
 
+    def _timeout_seconds(self, verb: str, kind: str) -> float:
+        if kind == "Lease":
+            return LEASE_TIMEOUT_SECONDS
+        if verb in ("get", "list"):
+            return REQUEST_TIMEOUT_SECONDS
+        left = self.seconds_to_write()
+        if left <= 0:
+            raise ClusterError(f"{verb} {kind}: not written: the lease is not renewed at present")
+        return min(REQUEST_TIMEOUT_SECONDS, left)
+
     def _resource(self, kind: str) -> Resource:
-        group, version, plural = RESOURCES.get(kind, ("", "v1", f"{kind.lower()}s"))
+        group, version, plural = _LEASES if kind == "Lease" else RESOURCES.get(kind, ("", "v1", f"{kind.lower()}s"))
         return Resource(  # type: ignore[no-untyped-call]
             prefix="apis" if group else "api",
             group=group,

@@ -7,6 +7,8 @@ there; see `reconcile.py` for what happens instead.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -54,6 +56,14 @@ def _watch_children(registry: kopf.OperatorRegistry, queue: WorkQueue, kind: str
             queue.add(key)
 
 
+class _Backoffs:
+    """Waits before a watch is tried again: without end, since kopf would end the process after a minute, and never
+    long, since the API server may be back at any moment."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1.0, 2.0), itertools.repeat(4.0))
+
+
 def settings() -> kopf.OperatorSettings:
     """Timeouts that notice a dead watch, and nothing posted or stored by kopf itself."""
     result = kopf.OperatorSettings()
@@ -65,6 +75,7 @@ def settings() -> kopf.OperatorSettings:
     result.watching.connect_timeout = 30
     result.watching.chunk_size = 500
     result.networking.request_timeout = 30
+    result.networking.error_backoffs = _Backoffs()
     for kind in CHILD_KINDS:
         result.watching.label_selectors[RESOURCES[kind]] = CHILD_SELECTOR
     return result

@@ -18,12 +18,12 @@ examples:
   headrace-operator --engine-image headrace-engine:0.1.0 --router-image headrace-operator:0.1.0
   headrace-operator --namespace serving --metrics-port 0
 
-exit codes: 0 after SIGTERM or SIGINT; 1 without a cluster; 2 bad flags or a missing image
+exit codes: 0 after SIGTERM or SIGINT; 1 no kubeconfig, or another operator took the lease; 2 bad flags, missing image
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Exit codes: 2 for bad flags or a missing image, 1 if there is no cluster."""
+    """Run until SIGTERM or SIGINT. Exit codes: see --help."""
     args = _parse(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
@@ -37,6 +37,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ClusterError as error:
         logger.error("%s", error)
         sys.exit(1)
+
+
+def _lease(text: str) -> tuple[str, str]:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return namespace, name
 
 
 def _usage_error(message: str) -> int:
@@ -64,6 +71,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         default=names.PORT_OPERATOR,
         help="port of /metrics, /healthz and /readyz (default: %(default)s; 0: any free one)",
+    )
+    parser.add_argument(
+        "--lease",
+        type=_lease,
+        metavar="NAMESPACE/NAME",
+        help="work only while holding this Lease, so that others can stand by (default: none; be the only one)",
     )
     parser.add_argument(
         "--engine-image",

@@ -15,6 +15,7 @@ RECONCILE_ERRORS = Counter(
 )
 QUEUE_DEPTH = Gauge("headrace_operator_queue_depth", "DisaggDeployments that wait for a pass")
 API_CALLS = Counter("headrace_operator_api_calls_total", "Requests to the API server", ["verb", "kind"])
+IS_LEADER = Gauge("headrace_operator_is_leader", "1 while this process holds the lease and works, 0 while it stands by")
 STALE_OBJECTS = Gauge(
     "headrace_operator_stale_objects", "Objects that the last comparison with the API server found out of date"
 )

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+import uuid
 from collections.abc import Sequence
 
 import kopf
@@ -14,10 +15,11 @@ from aiohttp import web
 from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, connect
+from headrace_operator import metrics, names
+from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterError, Refused, connect
 from headrace_operator.decide import Defaults
 from headrace_operator.handlers import build_registry, settings
+from headrace_operator.lease import Lease
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
 from headrace_operator.store import Store
@@ -30,20 +32,25 @@ _CRD_POLL_SECONDS = 2.0
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Until SIGTERM or SIGINT, with the flags of `main.py`. Raises ClusterError if there is no cluster."""
+    """Until SIGTERM or SIGINT, with the flags of `main.py`. Raises ClusterError without a kubeconfig or the lease."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    queue = WorkQueue()
-    store = Store(CHILD_KINDS)
     async with connect() as cluster:
+        queue = WorkQueue()
+        store = Store(CHILD_KINDS)
         resync = Resync(cluster, store, queue, args.namespaces)
-        ready = asyncio.Event()
-        probes = await _serve_probes(args.metrics_port, resync, ready)
+        health = Health(resync)
+        probes = await _serve_probes(args.metrics_port, health)
+        lease = _lease(cluster, args.lease)
         try:
             if not await _wait_for_crds(cluster, args.namespaces, stop):
                 return
+            health.is_standing_by = True
+            if lease and not await lease.acquire(stop):
+                return
+            health.is_standing_by = False
             reconciler = Reconciler(store, cluster, Defaults(args.engine_image, args.router_image))
             await _run_until(
                 stop,
@@ -57,14 +64,28 @@ async def serve(args: argparse.Namespace) -> None:
                     clusterwide=not args.namespaces,
                     namespaces=args.namespaces or (),
                     stop_flag=stop,
-                    ready_flag=ready,
+                    ready_flag=health.is_watching,
                 ),
                 resync.run(),
+                *([lease.keep()] if lease else []),
                 *(queue.work(reconciler.reconcile) for _ in range(NUM_WORKERS)),
             )
         finally:
             queue.close()
+            if lease:
+                await lease.release()
             await probes.cleanup()
+
+
+def _lease(cluster: Cluster, where: tuple[str, str] | None) -> Lease | None:
+    """The lease of that namespace and name, which from now on decides whether the cluster may be written to."""
+    if where is None:
+        metrics.IS_LEADER.set(1)
+        return None
+    # A pod's host name is its name; the rest tells two processes of one pod apart.
+    lease = Lease(cluster, *where, identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
+    cluster.seconds_to_write = lease.seconds_left
+    return lease
 
 
 async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:
@@ -82,20 +103,25 @@ async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:
 
 
 async def _wait_for_crds(cluster: Cluster, namespaces: Sequence[str] | None, stop: asyncio.Event) -> bool:
-    """Wait until the API server knows our resources; False if told to stop first."""
-    told = False
+    """Wait until the API server answers and knows our resources; False if told to stop first."""
+    told = ""
     while not stop.is_set():
-        missing = [
-            RESOURCES[kind][2]
-            for kind in (names.KIND, names.SCALER_KIND)
-            if not await cluster.is_served(kind, namespaces[0] if namespaces else None)
-        ]
-        if not missing:
-            return True
-        if not told:
-            listed = ", ".join(f"{plural}.{names.GROUP}" for plural in missing)
-            logger.warning("waiting for these CustomResourceDefinitions to be installed (folder crds): %s", listed)
-            told = True
+        try:
+            missing = [
+                f"{RESOURCES[kind][2]}.{names.GROUP}"
+                for kind in (names.KIND, names.SCALER_KIND)
+                if not await cluster.is_served(kind, namespaces[0] if namespaces else None)
+            ]
+            reason = f"these CustomResourceDefinitions to be installed (folder crds): {', '.join(missing)}"
+            if not missing:
+                return True
+        except Refused:
+            raise
+        except ClusterError as error:
+            reason = f"the API server: {error}"
+        if reason != told:
+            logger.warning("waiting for %s", reason)
+            told = reason
         try:
             await asyncio.wait_for(stop.wait(), _CRD_POLL_SECONDS)
         except TimeoutError:
@@ -103,20 +129,43 @@ async def _wait_for_crds(cluster: Cluster, namespaces: Sequence[str] | None, sto
     return False
 
 
-async def _serve_probes(port: int, resync: Resync, ready: asyncio.Event) -> web.AppRunner:
-    """/healthz: the watches are alive; /readyz: they have been started; /metrics: Prometheus text."""
+class Health:
+    """What the probes answer from."""
+
+    def __init__(self, resync: Resync) -> None:
+        self._resync = resync
+        self.is_watching = asyncio.Event()
+        self.is_standing_by = False
+
+    def alive(self) -> tuple[bool, str]:
+        """False once the watches are dead: a restart helps."""
+        return (True, "ok") if self._resync.is_live else (False, "watches are dead")
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a roll-out of the operator may go on: this process works, or could take over at once."""
+        if self.is_standing_by:
+            return True, "standing by"
+        return (True, "ok") if self.is_watching.is_set() else (False, "starting")
+
+
+async def _serve_probes(port: int, health: Health) -> web.AppRunner:
+    """/healthz: the watches are alive; /readyz: they have been started, or wait for the lease; /metrics: Prometheus."""
+
+    def answer(state: tuple[bool, str]) -> web.Response:
+        is_well, text = state
+        return web.Response(text=f"{text}\n", status=200 if is_well else 503)
 
     async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if resync.is_live else web.Response(text="watches are dead\n", status=503)
+        return answer(health.alive())
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if ready.is_set() else web.Response(text="starting\n", status=503)
+        return answer(health.ready())
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     # One socket for IPv4 and IPv6: kubelets of either kind of cluster can probe it.

@@ -66,6 +66,7 @@ def test_every_value_has_prose() -> None:
         {"oprator": {}},
         {"operator": {"logLevel": "loud"}},
         {"operator": {"image": "a b"}},
+        {"operator": {"replicas": -1}},
         {"watchNamespaces": "default"},
         {"watchNamespaces": ["Not-A-Name"]},
         {"metrics": {"service": "yes"}},
@@ -100,9 +101,29 @@ def test_probes_ask_the_operators_own_port(render: Render) -> None:
     assert found["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
-def test_there_is_never_more_than_one_operator(render: Render) -> None:
-    spec = one(render(), "Deployment")["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+def test_one_operator_is_replaced_and_several_stand_by_on_nodes_of_their_own(render: Render) -> None:
+    alone = one(render(), "Deployment")["spec"]
+    assert (alone["replicas"], alone["strategy"]) == (1, {"type": "Recreate"})
+    assert "topologySpreadConstraints" not in alone["template"]["spec"]
+    several = one(render({"operator": {"replicas": 2}}), "Deployment")["spec"]
+    assert several["replicas"] == 2
+    assert "strategy" not in several
+    (spread,) = several["template"]["spec"]["topologySpreadConstraints"]
+    labels = several["template"]["metadata"]["labels"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_lease_is_in_the_operators_own_namespace_and_its_only_right_there(render: Render) -> None:
+    for values in ({}, {"watchNamespaces": ["a"]}):
+        bodies = render(values)
+        assert "--lease=system/headrace" in container(bodies)["args"]
+        (role,) = [b for b in bodies if b["kind"] == "Role" and b["metadata"]["name"] == "headrace-lease"]
+        assert role["metadata"]["namespace"] == "system"
+        group = ["coordination.k8s.io"]
+        assert role["rules"] == [
+            {"apiGroups": group, "resources": ["leases"], "resourceNames": ["headrace"], "verbs": ["get", "update"]},
+            {"apiGroups": group, "resources": ["leases"], "verbs": ["create"]},
+        ]
 
 
 def test_it_runs_under_the_restricted_pod_security_standard(render: Render) -> None:
@@ -142,7 +163,7 @@ def test_the_operator_may_do_exactly_what_it_does(render: Render) -> None:
 def test_with_namespaces_nothing_is_cluster_wide(render: Render) -> None:
     bodies = render({"watchNamespaces": ["a", "b"]})
     assert not [body for body in bodies if body["kind"].startswith("Cluster")]
-    roles = [body for body in bodies if body["kind"] == "Role"]
+    roles = [body for body in bodies if body["kind"] == "Role" and body["metadata"]["name"] == "headrace"]
     assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
     assert all(rules_of(role) == expected_rules() for role in roles)
     assert [arg for arg in container(bodies)["args"] if "namespace" in arg] == ["--namespace=a", "--namespace=b"]

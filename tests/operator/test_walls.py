@@ -39,6 +39,7 @@ PURE = [
     "report",
     "events",
     "expectations",
+    "election",
     "repairs",
     "render/nodes",
     "render/objects",
