@@ -81,11 +81,10 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(copy: Path) -> None
         models.load(copy)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 1000, 200_000])
-def test_a_truncated_file_is_named(copy: Path, keep: int) -> None:
+def test_a_cut_file_is_named_with_the_tensor_that_it_cuts(copy: Path) -> None:
     file = copy / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or incomplete"):
+    file.write_bytes(file.read_bytes()[:200_000])
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or incomplete: tensor [\w.]+ ends at byte"):
         models.load(copy)
 
 
