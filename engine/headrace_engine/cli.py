@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace_engine import describe
 from headrace_engine.config import (
     TINY_FAMILIES,
     ConfigError,
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     tiny.add_argument("directory", metavar="DIR", help="made if absent")
     tiny.set_defaults(run=_tiny)
+    describe_parser = commands.add_parser("describe", help="layers, cache and weights of a checkpoint, in bytes")
+    describe.add_arguments(describe_parser)
+    describe_parser.set_defaults(run=_describe)
     kernels = commands.add_parser("kernels", help="compile the CPU kernels ahead of time")
     build = kernels.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="compile them")
     build.add_argument("--output", metavar="DIR", help="default: the package's own folder, where engines look first")
@@ -81,6 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     transfer.set_defaults(run=_bench_transfer)
     return parser
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    from headrace_engine.models import ModelError
+
+    try:
+        print(describe.run(arguments))
+    except ModelError as error:
+        return _refuse("describe", error)
+    return 0
 
 
 def _build_kernels(arguments: argparse.Namespace) -> int:

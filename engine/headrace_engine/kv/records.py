@@ -101,11 +101,11 @@ def decode_page(page: torch.Tensor, record: RecordFormat) -> torch.Tensor:
     import torch
 
     num_entries = page.numel() // record.record_bytes
-    values, scales = page.split([num_entries * record.value_bytes, num_entries * record.scale_bytes])
+    values, scales = torch.split(page, [num_entries * record.value_bytes, num_entries * record.scale_bytes])
     values = values.view(num_entries, record.value_bytes)
     scales = scales.view(num_entries, record.scale_bytes)[:, : record.scale_bytes - record.padding_bytes]
     factors = _factors(scales.contiguous(), record.scale)
-    codes, plain = values.split([record.value_bytes - 2 * record.plain_dim, 2 * record.plain_dim], dim=1)
+    codes, plain = torch.split(values, [record.value_bytes - 2 * record.plain_dim, 2 * record.plain_dim], dim=1)
     if record.element is Element.E4M3:
         numbers = codes.contiguous().view(torch.float8_e4m3fn).float()
     else:

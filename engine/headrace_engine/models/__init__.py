@@ -14,8 +14,9 @@ from headrace_engine.models.info import ModelInfo, read_configs
 
 if TYPE_CHECKING:
     from headrace_engine.models.deepseek_v4.model import DeepseekV4
+    from headrace_engine.models.outline import Outline
 
-__all__ = ["ModelError", "ModelInfo", "describe_config", "load"]
+__all__ = ["ModelError", "ModelInfo", "describe_config", "load", "outline_of", "stored_bytes_of"]
 
 
 def describe_config(path: str | Path) -> ModelInfo:
@@ -24,6 +25,32 @@ def describe_config(path: str | Path) -> ModelInfo:
 
     config, generation_config = read_configs(Path(path))
     return describe(config, generation_config)
+
+
+def outline_of(path: str | Path, cache_dtype: str = "auto") -> Outline:
+    """Sizes of the model in a folder with a config.json; weights need not be there. Raises ModelError."""
+    from headrace_engine.models.deepseek_v4.outline import outline as outline_v4
+
+    config, generation_config = read_configs(Path(path))
+    own = describe_config(path).dtype
+    return outline_v4(config, generation_config, own if cache_dtype == "auto" else cache_dtype)
+
+
+def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
+    """Published name -> bytes in the checkpoint of every tensor; None: there are no weights in the folder.
+
+    Raises ModelError if the weights are damaged or do not fit config.json.
+    """
+    from headrace_engine.models.deepseek_v4.config import parse
+    from headrace_engine.models.deepseek_v4.names import match_checkpoint
+    from headrace_engine.models.headers import has_weights, read_headers, shard_files
+    from headrace_engine.models.outline import stored_bytes
+
+    if not has_weights(Path(path)):
+        return None
+    config, _ = read_configs(Path(path))
+    stored = read_headers(shard_files(Path(path)))
+    return stored_bytes(match_checkpoint(parse(config), stored.values()), stored)
 
 
 def load(

@@ -40,6 +40,10 @@ class StoredTensor(Stored):
         return self.end - self.start
 
 
+def has_weights(folder: Path) -> bool:
+    return (folder / _INDEX).is_file() or (folder / _SINGLE).is_file()
+
+
 def shard_files(folder: Path) -> list[Path]:
     """The files with the weights of a checkpoint folder, in order. Raises ModelError naming what is missing."""
     index = folder / _INDEX

@@ -1,0 +1,161 @@
+"""`headrace-engine describe DIR`: what a checkpoint is and what it needs, from its JSON files and headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace_engine.models.outline import Outline
+    from headrace_engine.models.protocol import CacheGroup
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", metavar="DIR", help="config.json is enough; with weights, they are checked against it"
+    )
+    parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="default: table")
+    parser.add_argument("--data", type=int, default=1, metavar="N", help="data-parallel ranks (default: 1)")
+    parser.add_argument("--expert-parallel", action="store_true", help="the ranks share the experts, else all have all")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of weights in memory")
+    parser.add_argument("--cache-dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """What to print. Raises ModelError."""
+    from headrace_engine import models
+
+    folder = Path(arguments.directory)
+    outline = models.outline_of(folder, cache_dtype=arguments.cache_dtype)
+    stored = models.stored_bytes_of(folder)
+    num_expert_ranks = arguments.data if arguments.expert_parallel else 1
+    if not 1 <= num_expert_ranks <= outline.info.num_experts or outline.info.num_experts % num_expert_ranks:
+        raise models.ModelError(f"{outline.info.num_experts} experts do not split over {num_expert_ranks} ranks")
+    dtype = outline.info.dtype if arguments.dtype == "auto" else arguments.dtype
+    found = report(outline, stored, dtype=dtype, num_expert_ranks=num_expert_ranks)
+    return json.dumps(found, indent=1) if arguments.output == "json" else table(found)
+
+
+def report(outline: Outline, stored: dict[str, int] | None, *, dtype: str, num_expert_ranks: int) -> dict[str, Any]:
+    """stored: bytes of each tensor in the checkpoint; None: there are no weights, sizes are those of published ones."""
+    from headrace_engine.models.outline import weight_bytes
+
+    info, tensors = outline.info, outline.tensors
+    in_memory = weight_bytes(((t, t.memory_bytes(dtype)) for t in tensors), num_expert_ranks)
+    sizes = stored or {tensor.name: tensor.published_bytes(outline.fp8_block) for tensor in tensors}
+    in_storage = weight_bytes(((t, sizes[t.name]) for t in tensors), num_expert_ranks)
+    return {
+        "architecture": info.architecture,
+        "num_parameters": sum(tensor.num_elements for tensor in tensors),
+        "max_position": info.max_position,
+        "block_multiple": info.block_multiple,
+        "layers": list(outline.layer_kinds),
+        "cache_groups": [_group(group) for group in outline.cache_groups],
+        "cache_bytes": _cache_rows(outline),
+        "weights": {
+            "num_expert_ranks": num_expert_ranks,
+            "num_experts_per_rank": info.num_experts // num_expert_ranks,
+            "dtype": dtype,
+            "are_here": stored is not None,
+            "rank_memory_bytes": {"shared": in_memory.shared, "experts": in_memory.experts, "total": in_memory.total},
+            "rank_stored_bytes": {
+                "shared": in_storage.shared,
+                "experts": in_storage.experts,
+                "total": in_storage.total,
+            },
+        },
+    }
+
+
+def _group(group: CacheGroup) -> dict[str, Any]:
+    from headrace_engine.models.protocol import GroupKind
+
+    is_paged = group.kind is GroupKind.PAGED
+    return {
+        "name": group.name,
+        "kind": group.kind.value,
+        "holds": group.holds.value,
+        "layers": list(group.layers),
+        "tokens_per_entry": group.tokens_per_entry if is_paged else None,
+        "rows": None if is_paged else group.rows,
+        "dtype": group.dtype,
+        "bytes_per_entry": group.bytes_per_entry,
+        "transfer": group.transfer.value,
+    }
+
+
+def _cache_rows(outline: Outline) -> list[dict[str, Any]]:
+    from headrace_engine.models.outline import cache_bytes
+    from headrace_engine.models.protocol import Holds
+
+    groups = outline.cache_groups
+    own = next(group.dtype for group in groups if group.holds is Holds.WINDOW)
+    rows = [(own, True, cache_bytes(groups))]
+    for packed in outline.packed_caches:
+        names = dict.fromkeys((packed.window.name, packed.compressed.name, packed.index_key.name))
+        rows.append((" + ".join(names), False, cache_bytes(groups, packed)))
+    return [
+        {
+            "format": name,
+            "served": is_served,
+            "bytes_per_token": size.per_token,
+            "window_bytes_per_sequence": size.window,
+            "carry_bytes_per_sequence": size.carry,
+        }
+        for name, is_served, size in rows
+    ]
+
+
+def table(found: dict[str, Any]) -> str:
+    """The report for people."""
+    weights = found["weights"]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(found["layers"]).items())
+    source = "in this checkpoint" if weights["are_here"] else "as published (no weights here)"
+    groups = [
+        (
+            group["name"],
+            group["holds"],
+            str(len(group["layers"])),
+            f"1 / {group['tokens_per_entry']} tokens" if group["rows"] is None else f"ring of {group['rows']}",
+            f"{group['bytes_per_entry']:,}",
+            group["transfer"],
+        )
+        for group in found["cache_groups"]
+    ]
+    formats = [
+        (
+            row["format"] + ("" if row["served"] else " *"),
+            f"{row['bytes_per_token']:,.2f}",
+            f"{row['window_bytes_per_sequence']:,}",
+            f"{row['carry_bytes_per_sequence']:,}",
+        )
+        for row in found["cache_bytes"]
+    ]
+    ranks = [
+        (what, *(f"{weights[key][part]:,}" for part in ("shared", "experts", "total")))
+        for what, key in ((weights["dtype"], "rank_memory_bytes"), (source, "rank_stored_bytes"))
+    ]
+    lines = [
+        f"{found['architecture']}: {found['num_parameters']:,} parameters, {len(found['layers'])} layers ({kinds})",
+        f"up to {found['max_position']:,} tokens; cache blocks are multiples of {found['block_multiple']} tokens",
+        "",
+        *_columns(("CACHE GROUP", "HOLDS", "LAYERS", "ENTRIES", "BYTES", "PUSHED"), groups),
+        "",
+        *_columns(("CACHE FORMAT", "BYTES/TOKEN", "WINDOW BYTES/SEQUENCE", "CARRY BYTES/SEQUENCE"), formats),
+        *(["* of other engines; this one keeps plain entries"] if len(formats) > 1 else []),
+        "",
+        f"a rank of {weights['num_expert_ranks']} has {weights['num_experts_per_rank']} experts of each layer",
+        *_columns(("WEIGHTS OF A RANK", "SHARED BYTES", "EXPERT BYTES", "BYTES"), ranks),
+    ]
+    return "\n".join(lines)
+
+
+def _columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]

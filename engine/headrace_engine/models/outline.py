@@ -1,0 +1,125 @@
+"""What a model's config.json says of its sizes: layers, cache, tensors; and the arithmetic on them. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headrace_engine.kv.records import RecordFormat
+from headrace_engine.models.headers import StoredTensor
+from headrace_engine.models.info import ModelInfo
+from headrace_engine.models.names import Shape, Source
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+from headrace_engine.models.quantize import FP4_ROW
+from headrace_engine.models.shards import Storage
+
+_PLAIN_BYTES = {Storage.F32: 4, Storage.BF16: 2, Storage.I64: 8}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class TensorOutline:
+    """One tensor of the model."""
+
+    name: str  # published
+    shape: Shape
+    storage: Storage  # of the published checkpoints
+    is_wide: bool  # in memory fp32, whatever the model dtype
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_expert(self) -> bool:
+        """Of a routed expert: sharded in an expert-parallel group."""
+        return ".experts." in self.name
+
+    def memory_bytes(self, dtype: str) -> int:
+        if self.storage is Storage.I64:
+            return 8 * self.num_elements
+        return self.num_elements * (4 if self.is_wide else _DTYPE_BYTES[dtype])
+
+    def published_bytes(self, fp8_block: tuple[int, int]) -> int:
+        """In a published checkpoint, scales included."""
+        if self.storage is Storage.FP8:
+            rows, columns = self.shape
+            return rows * columns + -(-rows // fp8_block[0]) * -(-columns // fp8_block[1])
+        if self.storage is Storage.FP4:
+            return self.num_elements // 2 + self.num_elements // FP4_ROW
+        return self.num_elements * _PLAIN_BYTES[self.storage]
+
+
+@dataclass(frozen=True)
+class PackedCache:
+    """Formats in which published engines keep a model's cache."""
+
+    window: RecordFormat
+    compressed: RecordFormat
+    index_key: RecordFormat
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A whole model, not a rank's share."""
+
+    info: ModelInfo
+    layer_kinds: tuple[str, ...]  # what each layer attends
+    cache_groups: tuple[CacheGroup, ...]
+    packed_caches: tuple[PackedCache, ...]
+    tensors: tuple[TensorOutline, ...]
+    fp8_block: tuple[int, int]  # of the published checkpoints
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    per_token: float  # of what grows with a sequence, all layers
+    window: int  # per sequence
+    carry: int  # per sequence
+
+
+def cache_bytes(groups: Iterable[CacheGroup], packed: PackedCache | None = None) -> CacheBytes:
+    """Sizes of a cache in the groups' own dtype, or in packed records. Carries are fp32 in either."""
+    per_token, fixed = 0.0, {Holds.WINDOW: 0, Holds.CARRY: 0}
+    for group in groups:
+        entry_bytes = group.bytes_per_entry
+        if packed is not None and group.holds is not Holds.CARRY:
+            by_kind = {Holds.WINDOW: packed.window, Holds.COMPRESSED: packed.compressed}
+            entry_bytes = by_kind.get(group.holds, packed.index_key).record_bytes
+        if group.kind is GroupKind.PAGED:
+            per_token += len(group.layers) * entry_bytes / group.tokens_per_entry
+        else:
+            fixed[group.holds] += len(group.layers) * group.rows * entry_bytes
+    return CacheBytes(per_token, fixed[Holds.WINDOW], fixed[Holds.CARRY])
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """One rank's weights."""
+
+    shared: int  # what every rank has
+    experts: int  # its routed experts
+
+    @property
+    def total(self) -> int:
+        return self.shared + self.experts
+
+
+def weight_bytes(sizes: Iterable[tuple[TensorOutline, int]], num_expert_ranks: int) -> WeightBytes:
+    """From every tensor's bytes to a rank's, with the experts split evenly over num_expert_ranks."""
+    shared = experts = 0
+    for tensor, num_bytes in sizes:
+        if tensor.is_expert:
+            experts += num_bytes
+        else:
+            shared += num_bytes
+    return WeightBytes(shared, experts // num_expert_ranks)
+
+
+def stored_bytes(sources: Mapping[str, Source], stored: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """Published name -> bytes in a checkpoint that is there, scales included."""
+    return {
+        name: stored[source.name].num_bytes + (stored[source.scale].num_bytes if source.scale else 0)
+        for name, source in sources.items()
+    }

@@ -1,0 +1,162 @@
+"""`headrace-engine describe`: published sizes come out, and what it says of a checkpoint is what loading it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_engine import models
+from headrace_engine.cli import main
+from headrace_engine.kernels import Weight
+from headrace_engine.kv.records import INDEX_68, KV_288, KV_528
+from headrace_engine.models.outline import CacheBytes, PackedCache, cache_bytes
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+from headrace_engine.models.tiny import write_tiny
+
+V4_FLASH: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "num_hidden_layers": 43,
+    "vocab_size": 129280,
+    "num_attention_heads": 64,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1024,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "sliding_window": 128,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 3,
+    "moe_intermediate_size": 2048,
+    "max_position_embeddings": 1048576,
+}
+
+
+def described(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["describe", "-o", "json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def flash(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(V4_FLASH))
+    return str(tmp_path)
+
+
+def test_the_published_cache_sizes_of_v4_flash(flash: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {row["format"]: row for row in described(capsys, flash)["cache_bytes"]}
+    assert {name: row["bytes_per_token"] for name, row in sizes.items()} == {
+        "bfloat16": 6880,
+        "fp8-584 + fp8-132": 3850.25,
+        "fp8-584 + mxfp4-68": 3514.25,
+    }
+    assert sizes["bfloat16"]["window_bytes_per_sequence"] == 5_636_096
+    assert sizes["fp8-584 + mxfp4-68"]["window_bytes_per_sequence"] == 3_214_336
+    assert {row["carry_bytes_per_sequence"] for row in sizes.values()} == {21 * 8 * 4 * 4 * (512 + 128) + 20 * 524_288}
+
+
+def test_the_published_weights_of_v4_flash(flash: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = described(capsys, flash, "--data", "8", "--expert-parallel")
+    assert round(found["num_parameters"] / 1e9) == 284
+    weights = found["weights"]
+    assert not weights["are_here"]
+    assert weights["num_experts_per_rank"] == 32
+    one_expert = 3 * 4096 * 2048  # elements; half a byte each, and a scale byte for 32
+    assert weights["rank_stored_bytes"]["experts"] == 43 * 32 * one_expert * (16 + 1) // 32
+    assert weights["rank_memory_bytes"]["experts"] == 43 * 32 * one_expert * 2
+    whole = described(capsys, flash)["weights"]
+    assert whole["rank_stored_bytes"]["experts"] == 8 * weights["rank_stored_bytes"]["experts"]
+    assert whole["rank_stored_bytes"]["shared"] == weights["rank_stored_bytes"]["shared"]
+
+
+@pytest.mark.parametrize(("compressed", "per_token"), [(KV_288, 890), (KV_528, 1490)])
+def test_the_published_cache_sizes_of_v41_flash(compressed: Any, per_token: float) -> None:
+    """Its cache: entries and keys of layers 2, 8, 14 (one for two tokens) and 20 (one each), a window in all 40."""
+    paged, state, every = GroupKind.PAGED, GroupKind.STATE, tuple(range(40))
+    groups = [CacheGroup("window", state, every, 512, "bfloat16", rows=128, holds=Holds.WINDOW)]
+    for name, layers, ratio in (("pairs", (2, 8, 14), 2), ("single", (20,), 1)):
+        groups += [
+            CacheGroup(f"{name}_kv", paged, layers, 512, "bfloat16", ratio, holds=Holds.COMPRESSED),
+            CacheGroup(f"{name}_index", paged, layers, 128, "bfloat16", ratio, holds=Holds.INDEX_KEY),
+        ]
+    assert cache_bytes(groups) == CacheBytes(3200, 5_242_880, 0)
+    assert cache_bytes(groups, PackedCache(KV_528, compressed, INDEX_68)) == CacheBytes(per_token, 2_703_360, 0)
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor that a part of the model owns."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Weight):
+        yield value.data
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+    elif hasattr(value, "weights") and hasattr(value, "compressor"):  # attention
+        for part in (value.weights, value.compressor, value.index_compressor):
+            yield from tensors_in(part)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_memory_of_a_rank_is_that_of_the_loaded_model(
+    tiny_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, num_ranks: int
+) -> None:
+    model = models.load(tiny_path, rank=0, num_ranks=num_ranks, expert_parallel=num_ranks > 1, dtype=dtype)
+    parts = (model.embedding, model.head, model.norm, model.head_hc, *model.layers)
+    num_bytes = sum(tensor.nbytes for part in parts for tensor in tensors_in(part))
+    options = ["--data", str(num_ranks), *["--expert-parallel"][: num_ranks - 1], "--dtype", dtype]
+    assert described(capsys, str(tiny_path), *options)["weights"]["rank_memory_bytes"]["total"] == num_bytes
+
+
+def test_the_cache_groups_are_those_of_the_loaded_model(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = models.load(tiny_path, cache_dtype="bfloat16")
+    groups = described(capsys, str(tiny_path), "--cache-dtype", "bfloat16")["cache_groups"]
+    assert [group["name"] for group in groups] == [group.name for group in model.cache_groups]
+    assert [group["bytes_per_entry"] for group in groups] == [group.bytes_per_entry for group in model.cache_groups]
+
+
+def test_stored_bytes_are_those_of_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(tmp_path, quantized=True)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    weights = described(capsys, str(tmp_path))["weights"]
+    assert weights["are_here"]
+    assert weights["rank_stored_bytes"]["total"] == index["metadata"]["total_size"]
+    published = models.outline_of(tmp_path)
+    assert index["metadata"]["total_size"] == sum(t.published_bytes(published.fp8_block) for t in published.tensors)
+
+
+def test_a_table_for_people(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", str(tiny_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("deepseek_v4: 1,375,289 parameters, 6 layers (2 sliding_attention, ")
+    assert "csa_kv compressed 2 1 / 4 tokens 128 each block once it is complete" in [
+        " ".join(line.split()) for line in lines
+    ]
+
+
+def test_bad_input_is_refused_with_the_reason(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_bytes((tiny_path / "config.json").read_bytes())
+    cut.write_bytes((tiny_path / "model.safetensors").read_bytes()[:300_000])
+    assert main(["describe", str(tmp_path)]) == 2
+    assert "is damaged or incomplete: tensor" in capsys.readouterr().err
+    assert main(["describe", str(tiny_path), "--data", "3", "--expert-parallel"]) == 2
+    assert "8 experts do not split over 3 ranks" in capsys.readouterr().err
+    assert main(["describe", str(tmp_path / "absent")]) == 2
+    assert "does not exist" in capsys.readouterr().err
