@@ -191,8 +191,10 @@ class Cluster:
                 response = await getattr(target, method)(serialize=False, _request_timeout=timeout, **arguments)
                 return dict(await response.json())
             except ApiException as error:
+                metrics.API_ERRORS.labels(verb=verb, status=error.status).inc()
                 raise _translated(error, verb, kind, arguments) from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                metrics.API_ERRORS.labels(verb=verb, status="none").inc()
                 raise ClusterError(f"{verb} {kind}: {type(error).__name__}: {error}") from error
 
     def _timeout_seconds(self, verb: str, kind: str) -> float:

@@ -22,6 +22,7 @@ from headrace_operator.decide import Application, Decision, Defaults, decide
 from headrace_operator.drift import status_has_drifted
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
+from headrace_operator.figures import figures_of
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, controller_uid, observe
@@ -71,13 +72,15 @@ class Reconciler:
             result = "refused"
             raise
         finally:
-            metrics.RECONCILE_SECONDS.labels(result=result).observe(time.monotonic() - started)
+            took = time.monotonic() - started
+            metrics.RECONCILE_SECONDS.labels(namespace=key.namespace, result=result).observe(took)
 
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             for memory in (self._repairs, self._expectations, self._posted):
                 memory.pop(key, None)  # garbage collection does the rest
+            metrics.DEPLOYMENTS.forget(*key)
             return None
         objects = self._store.children(key)
         now = self._clock()
@@ -93,6 +96,7 @@ class Reconciler:
         except ValidationError as error:
             problem = describe_problems(error)
             status = invalid_status(before, raw["metadata"]["generation"], problem, now)
+            metrics.DEPLOYMENTS.set(*key, figures_of(status, None))
             if await self._write_status(raw, status, expected):
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
@@ -106,6 +110,7 @@ class Reconciler:
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
         status = status_of(decision.deployment, observed, decision, before, refusals, now)
+        metrics.DEPLOYMENTS.set(*key, figures_of(status, decision))
         await self._write_status(raw, status, expected)
         await self._write_scaler_statuses(observed, expected)
         refused = [Note(names.REASON_REFUSED, refusals[0], is_warning=True)] if refusals else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -36,13 +37,14 @@ class WorkQueue:
     """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, None] = {}  # in order, each once
+        self._waiting: dict[Key, float] = {}  # since when (monotonic seconds), in order, each once
         self._active: set[Key] = set()
         self._again: set[Key] = set()  # added while active
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Condition()
         self._notifiers: set[asyncio.Task[None]] = set()
+        metrics.QUEUE_OLDEST.set_function(self.oldest_seconds)
 
     def add(self, key: Key) -> None:
         """Have the key looked at soon."""
@@ -52,11 +54,16 @@ class WorkQueue:
         if key in self._active:
             self._again.add(key)
             return
-        self._waiting[key] = None
+        self._waiting.setdefault(key, time.monotonic())
         metrics.QUEUE_DEPTH.set(len(self._waiting))
         task = asyncio.get_running_loop().create_task(self._notify())
         self._notifiers.add(task)
         task.add_done_callback(self._notifiers.discard)
+
+    def oldest_seconds(self) -> float:
+        """How long the key that has waited longest has waited by now; 0 if none waits."""
+        oldest = next(iter(self._waiting.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Have the key looked at in `seconds`, unless something else comes first; an earlier timer stays."""
@@ -88,7 +95,7 @@ class WorkQueue:
                 self._failures.pop(key, None)
             except Exception as error:
                 retry = self._backoff(key)
-                metrics.RECONCILE_ERRORS.labels(error=type(error).__name__).inc()
+                metrics.RECONCILE_ERRORS.labels(error_type=type(error).__name__).inc()
                 logger.warning(
                     "%s/%s: %s; again in %.1f s", *key, error, retry, exc_info=not isinstance(error, ExpectedError)
                 )
@@ -104,7 +111,7 @@ class WorkQueue:
         async with self._wake:
             await self._wake.wait_for(lambda: self._waiting)
             key = next(iter(self._waiting))
-            del self._waiting[key]
+            metrics.QUEUE_SECONDS.observe(time.monotonic() - self._waiting.pop(key))
             metrics.QUEUE_DEPTH.set(len(self._waiting))
             self._active.add(key)
             return key

@@ -140,7 +140,11 @@ def documented_metrics() -> set[str]:
 
 @pytest.fixture(scope="module")
 def operator_families() -> set[str]:
-    found = [value for value in vars(metrics).values() if isinstance(value, Counter | Gauge | Histogram)]
+    found = [
+        value
+        for value in vars(metrics).values()
+        if isinstance(value, Counter | Gauge | Histogram | metrics.Deployments)
+    ]
     return {family.name for metric in found for family in metric.describe()}
 
 
@@ -151,6 +155,12 @@ async def test_documented_metrics_are_exposed(operator_families: set[str]) -> No
     stem = re.compile(r"_(total|bucket|sum|count)$")
     stems = {stem.sub("", name) for name in known}
     assert {stem.sub("", name) for name in documented_metrics()} <= stems
+
+
+def test_every_metric_of_the_operator_is_documented(operator_families: set[str]) -> None:
+    stem = re.compile(r"_(total|bucket|sum|count)$")
+    documented = {stem.sub("", name) for name in documented_metrics()}
+    assert {stem.sub("", name) for name in operator_families} <= documented
 
 
 async def test_metrics_of_each_program_have_its_prefix(operator_families: set[str]) -> None:

@@ -38,6 +38,7 @@ PURE = [
     "problems",
     "report",
     "events",
+    "figures",
     "expectations",
     "election",
     "repairs",
