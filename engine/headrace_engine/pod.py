@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from headrace_engine.chat.formats import format_of
 from headrace_engine.config import EngineConfig
-from headrace_engine.models import describe_config
+from headrace_engine.models import ModelInfo, describe_config
 from headrace_engine.plan import check_lengths
 from headrace_engine.server.follower import follower_app
 from headrace_engine.server.frontend import Frontend
@@ -112,7 +113,7 @@ class Pod:
             info = describe_config(self._config.model)
             check_lengths(self._config, info.max_position, info.block_multiple)
             is_leader = self._config.is_leader
-            app = self._leader_app(info.vocab_size) if is_leader else follower_app(self._config, self._ranks)
+            app = self._leader_app(info) if is_leader else follower_app(self._config, self._ranks)
             runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
             await runner.setup()
             site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024)
@@ -131,11 +132,13 @@ class Pod:
         finally:
             await self._close(runner)
 
-    def _leader_app(self, vocab_size: int) -> web.Application:
+    def _leader_app(self, info: ModelInfo) -> web.Application:
         tokenizer = Tokenizer(Path(self._config.model))
         self._frontend = Frontend(self._config, lambda reason: self._fail(f"the group has failed: {reason}", 1))
         self._frontend.start()
-        return Server(self._config, self._frontend, tokenizer, vocab_size).app()
+        chat_format = format_of(info.architecture, thinks_by_default=tokenizer.thinks_by_default)
+        server = Server(self._config, self._frontend, tokenizer, vocab_size=info.vocab_size, chat_format=chat_format)
+        return server.app()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

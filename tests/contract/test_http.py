@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import Counter, Gauge, Histogram
 from tests.contract.rendered import ROOT, container, deployments, engine_pods, router_pod_spec
 
+from headrace_engine.chat.formats import V4Format
 from headrace_engine.config import EngineConfig
 from headrace_engine.messages import Hello, RankState
 from headrace_engine.router.app import Router
@@ -40,7 +41,8 @@ def leader_app() -> web.Application:
         ranks=[ready_rank()], is_ready=True, is_draining=False, num_in_flight=0, fingerprint="fingerprint",
         max_model_len=64,
     )  # fmt: skip
-    return Server(CONFIG, frontend, None, 16).app()  # type: ignore[arg-type]
+    server = Server(CONFIG, frontend, None, vocab_size=16, chat_format=V4Format())  # type: ignore[arg-type]
+    return server.app()
 
 
 async def router_app() -> web.Application:

@@ -17,7 +17,8 @@ OPERATOR, ENGINE = "operator/headrace_operator", "engine/headrace_engine"
 # Folders that paths in a document may be relative to.
 BASES = {
     "docs/architecture.md": [OPERATOR, f"{OPERATOR}/render", ENGINE],
-    "CONTRIBUTING.md": [OPERATOR, ENGINE, *(f"{ENGINE}/{part}" for part in ("models", "kernels", "kv", "ep"))],
+    "CONTRIBUTING.md": [OPERATOR, ENGINE, *(f"{ENGINE}/{part}" for part in ("models", "kernels", "kv", "ep", "chat"))],
+    "docs/chat.md": [ENGINE],
     "docs/gpu.md": ["engine"],
     "docs/benchmarks.md": [ENGINE],
 }
@@ -25,6 +26,7 @@ BASES = {
 ABSENT = {
     "config.json",
     "tokenizer.json",
+    "tokenizer_config.json",
     "bench-results/",
     "operator/__init__.py",
     "bin/",

@@ -23,9 +23,14 @@ class ChatFormat:
 
     dialect: Dialect
 
+    def __init__(self, *, thinks_by_default: bool = True) -> None:
+        self._thinks_by_default = thinks_by_default
+
     def options(self, effort: Any, template_kwargs: Mapping[str, Any] | None) -> ChatOptions:
         """From the request's `reasoning_effort` and `chat_template_kwargs`. Raises ChatError."""
-        is_thinking, asked, drops_reasoning = read_options(effort, template_kwargs)
+        is_thinking, asked, drops_reasoning = read_options(
+            effort, template_kwargs, thinks_by_default=self._thinks_by_default
+        )
         return ChatOptions(is_thinking, self.effort_of(asked), drops_reasoning)
 
     def render(self, turns: Sequence[Turn], options: ChatOptions) -> list[str]:
@@ -170,12 +175,12 @@ class V41Format(ChatFormat):
         return turn.role in ("user", "developer") or (turn.role == "system" and index > 0)
 
 
-_FORMATS: dict[str, ChatFormat] = {"deepseek_v4": V4Format(), "deepseek_v41": V41Format()}
+_FORMATS: dict[str, type[ChatFormat]] = {"deepseek_v4": V4Format, "deepseek_v41": V41Format}
 
 
-def format_of(model_type: str) -> ChatFormat:
+def format_of(model_type: str, *, thinks_by_default: bool = True) -> ChatFormat:
     """The prompt format of a checkpoint, by the model_type of its config.json. Raises KeyError for unknown ones."""
-    return _FORMATS[model_type]
+    return _FORMATS[model_type](thinks_by_default=thinks_by_default)
 
 
 def _part_text(part: str | ToolResult) -> str:

@@ -21,10 +21,12 @@ class ChatOptions:
     drops_reasoning: bool = True
 
 
-def read_options(effort: Any, template_kwargs: Mapping[str, Any] | None) -> tuple[bool, Effort | None, bool]:
+def read_options(
+    effort: Any, template_kwargs: Mapping[str, Any] | None, *, thinks_by_default: bool
+) -> tuple[bool, Effort | None, bool]:
     """(is_thinking, effort if one was asked for, drops_reasoning) of a request's fields. Raises ChatError.
 
-    Thinking is on unless the request turns it off: reasoning_effort "none", or `thinking` (`enable_thinking`) false.
+    `thinking` (or `enable_thinking`) says whether to think; without it an effort does ("none": do not).
     """
     kwargs = dict(template_kwargs or {})
     for name, value in kwargs.items():
@@ -38,7 +40,7 @@ def read_options(effort: Any, template_kwargs: Mapping[str, Any] | None) -> tupl
         raise ChatError(message, "reasoning_effort")
     effort = nested if effort is None else effort
     switches = [kwargs[name] for name in ("thinking", "enable_thinking") if name in kwargs]
-    is_thinking = any(switches) if switches else True
+    is_thinking = any(switches) if switches else thinks_by_default or effort is not None
     if effort == "none":
         is_thinking, effort = False, None
     if effort is not None and (isinstance(effort, bool) or not isinstance(effort, str | int)):

@@ -67,8 +67,9 @@ class AnswerParser:
         return self._state is _State.REASONING
 
     @property
-    def has_calls(self) -> bool:
-        return self._num_calls > 0
+    def has_whole_calls(self) -> bool:
+        """Whether there are calls, none of them open."""
+        return self._num_calls > 0 and self._state is _State.BLOCK
 
     def feed(self, text: str) -> Parsed:
         out = Parsed()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Any
 
 import msgspec
 
-from headrace_engine.core import FinishReason
+from headrace_engine.chat.parse import CallPiece
 from headrace_engine.server.generation import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -18,12 +19,16 @@ def usage_object(usages: list[Usage]) -> dict[str, Any]:
     """Summed over the choices. cached_tokens: found in prefill's prefix cache, never those received from a peer."""
     prompt = sum(usage.num_prompt_tokens for usage in usages)
     generated = sum(usage.num_generated for usage in usages)
-    return {
+    fields: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in usages)},
     }
+    reasoning = [usage.num_reasoning_tokens for usage in usages if usage.num_reasoning_tokens is not None]
+    if reasoning:
+        fields["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+    return fields
 
 
 class Format:
@@ -48,8 +53,6 @@ class Format:
         self._created = int(time.time())
         head = self._head("chat.completion.chunk" if is_chat else "text_completion")
         self._chunk_head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._text_head = b',"delta":{"content":' if is_chat else b',"text":'
-        self._text_tail = b'},"logprobs":null' if is_chat else b',"logprobs":null'
         self._event_end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -75,8 +78,10 @@ class Format:
         return self._chunk_head + _encode(choice) + self._event_end
 
     def chunk(self, index: int, delta: Delta, usage: Usage) -> bytes:
-        """One event with a delta's text."""
-        reason = b'"%b"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
+        """One event with what a delta adds; empty if it shows nothing."""
+        if self._is_chat and not self._with_token_ids and not delta.is_visible:
+            return b""
+        reason = b'"%b"' % _reason(delta).encode() if delta.finish_reason is not None else b"null"
         token_ids = b',"token_ids":' + _encode(delta.token_ids) if self._with_token_ids else b""
         end = self._event_end
         if self._with_running_usage:
@@ -85,9 +90,8 @@ class Format:
             (
                 self._chunk_head,
                 b'{"index":%d' % index,
-                self._text_head,
-                _encode(delta.text),
-                self._text_tail,
+                b',"delta":' + self._chat_delta(delta) if self._is_chat else b',"text":' + _encode(delta.text),
+                b',"logprobs":null',
                 token_ids,
                 b',"finish_reason":',
                 reason,
@@ -95,6 +99,18 @@ class Format:
                 end,
             )
         )
+
+    def _chat_delta(self, delta: Delta) -> bytes:
+        if not delta.reasoning and not delta.calls:
+            return b'{"content":' + _encode(delta.text) + b"}"
+        fields: dict[str, Any] = {}
+        if delta.reasoning:
+            fields["reasoning_content"] = delta.reasoning
+        if delta.text:
+            fields["content"] = delta.text
+        if delta.calls:
+            fields["tool_calls"] = [_call_delta(piece) for piece in delta.calls]
+        return _encode(fields)
 
     def last_chunks(self, usages: list[Usage]) -> bytes:
         """What ends a stream that went well."""
@@ -115,10 +131,10 @@ class Format:
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         fields: dict[str, Any] = {"index": index}
         if self._is_chat:
-            fields["message"] = {"role": "assistant", "content": choice.text}
+            fields["message"] = _message(choice)
         else:
             fields["text"] = choice.text
-        fields |= {"logprobs": None, "finish_reason": choice.finish_reason.value}
+        fields |= {"logprobs": None, "finish_reason": choice.finish_reason}
         if self._with_token_ids:
             fields["token_ids"] = choice.token_ids
             if not self._is_chat:
@@ -127,12 +143,71 @@ class Format:
 
 
 class Choice(msgspec.Struct):
-    """One finished answer."""
+    """One finished answer. calls: name and arguments (JSON text)."""
 
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
-    finish_reason: FinishReason
+    finish_reason: str
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = []
+
+
+class ChoiceBuilder:
+    """Puts the deltas of one answer together."""
+
+    def __init__(self, prompt_token_ids: list[int]) -> None:
+        self._prompt_token_ids = prompt_token_ids
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._token_ids: list[int] = []
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._reasoning.append(delta.reasoning)
+        self._token_ids += delta.token_ids
+        for piece in delta.calls:
+            if piece.name is not None:
+                self._calls.append((piece.name, []))
+            self._calls[piece.index][1].append(piece.arguments)
+
+    def finish(self, last: Delta) -> Choice:
+        """last: the delta with the finish reason, added already."""
+        calls = [(name, "".join(arguments)) for name, arguments in self._calls]
+        reasoning = "".join(self._reasoning)
+        text = "".join(self._texts)
+        return Choice(text, self._token_ids, self._prompt_token_ids, _reason(last), reasoning, calls)
+
+
+def _reason(delta: Delta) -> str:
+    assert delta.finish_reason is not None
+    return "tool_calls" if delta.has_calls else delta.finish_reason.value
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """content is null if all there is is reasoning or calls."""
+    has_more = bool(choice.reasoning or choice.calls)
+    message: dict[str, Any] = {"role": "assistant", "content": None if has_more and not choice.text else choice.text}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["tool_calls"] = [
+            {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in choice.calls
+        ]
+    return message
+
+
+def _call_delta(piece: CallPiece) -> dict[str, Any]:
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": _call_id(), "type": "function", "function": function}
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def event(name: str, data: bytes) -> bytes:

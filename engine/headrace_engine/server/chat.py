@@ -1,91 +1,67 @@
-"""From chat messages to a DeepSeek-V4 prompt, in chat mode (the answer begins at once, without reasoning).
-
-bos, the system text, then turns: `<｜User｜>text`, and `<｜Assistant｜></think>answer<eos>`. The header of the answer
-to come (`<｜Assistant｜></think>`) ends the prompt. Only the markers are special tokens: the same characters in a
-client's text stay text.
-"""
+"""A chat request: its prompt, and how its answer is to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
+from headrace_engine.chat.errors import ChatError
+from headrace_engine.chat.formats import ChatFormat
+from headrace_engine.chat.messages import read_functions, read_turns, with_tools
+from headrace_engine.chat.parse import AnswerParser, Tools, tools_of
+from headrace_engine.chat.prompt import END_THINK, THINK, Marker
 from headrace_engine.server.errors import ApiError, bad_request
-from headrace_engine.server.tokenize import Tokenizer
-
-BOS = "<｜begin▁of▁sentence｜>"
-EOS = "<｜end▁of▁sentence｜>"
-USER = "<｜User｜>"
-ASSISTANT = "<｜Assistant｜>"
-END_OF_THINKING = "</think>"
-_USER_ROLES = ("user", "developer")
+from headrace_engine.server.schema import ChatBody
 
 
-class Marker(str):
-    """A piece of a prompt in which special tokens mean themselves."""
+@dataclass(frozen=True)
+class ChatPlan:
+    """pieces: the prompt (see chat/prompt.py). tools: those that the model may call, None if there are none."""
+
+    pieces: list[str]
+    is_thinking: bool
+    tools: Tools | None
+    max_calls: int | None
+
+    def parser(self) -> AnswerParser:
+        """For one answer."""
+        return AnswerParser(is_thinking=self.is_thinking, tools=self.tools, max_calls=self.max_calls)
 
 
-def render(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """The prompt as pieces: `Marker`s, and plain text of the client's. Raises ApiError (400)."""
-    if not messages:
-        raise _bad("messages must not be empty", None)
-    system: list[str] = []
-    turns: list[tuple[str, str]] = []  # role, text; consecutive user messages are one turn
-    for index, message in enumerate(messages):
-        role, text = _role_and_text(message, index)
-        if role == "system":
-            system.append(text)
-        elif turns and turns[-1][0] == role == "user":
-            turns[-1] = (role, turns[-1][1] + "\n\n" + text)
+def plan_chat(body: ChatBody, chat_format: ChatFormat) -> ChatPlan:
+    """Raises ApiError (400)."""
+    uses_tools = _uses_tools(body)
+    try:
+        functions = read_functions(body.tools or [])
+        turns = read_turns(body.messages)
+        if uses_tools:
+            turns = with_tools(turns, functions)
         else:
-            turns.append((role, text))
-    if turns and turns[-1][0] == "assistant":
-        raise _bad("the last message must not be the assistant's: there is nothing to answer", len(messages) - 1)
-    pieces: list[str] = [Marker(BOS), "\n\n".join(system)]
-    for position, (role, text) in enumerate(turns):
-        if role == "user":
-            pieces += [Marker(USER), text, Marker(ASSISTANT + END_OF_THINKING)]
-        else:
-            if position == 0:
-                pieces.append(Marker(ASSISTANT + END_OF_THINKING))
-            pieces += [text, Marker(EOS)]
-    if not turns:
-        pieces.append(Marker(ASSISTANT + END_OF_THINKING))
-    return [piece for piece in pieces if piece]
+            for turn in turns:
+                turn.functions = []
+        options = chat_format.options(body.reasoning_effort, body.chat_template_kwargs)
+        pieces = chat_format.render(turns, options)
+    except ChatError as error:
+        raise bad_request(str(error), error.param) from None
+    if pieces[-1] not in (THINK, END_THINK) or not isinstance(pieces[-1], Marker):
+        index = len(body.messages) - 1
+        message = f"messages[{index}]: there is nothing to answer behind a message of role {body.messages[-1]['role']}"
+        raise bad_request(message, f"messages[{index}]")
+    offered = [function for turn in turns for function in turn.functions]
+    max_calls = 1 if body.parallel_tool_calls is False else None
+    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls)
 
 
-def encode(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a rendered prompt."""
-    token_ids: list[int] = []
-    for piece in pieces:
-        token_ids += tokenizer.encode_marker(piece) if isinstance(piece, Marker) else tokenizer.encode_plain(piece)
-    return token_ids
+def _uses_tools(body: ChatBody) -> bool:
+    """Whether the model is told of tools. tool_choice "none" leaves them out of the prompt: none can be called."""
+    choice = body.tool_choice
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    if choice == "required" or isinstance(choice, dict):
+        raise _refused(f"tool_choice={choice!r} is not supported: a call cannot be forced. Use auto or none")
+    raise _refused(f"tool_choice={choice!r} is neither auto nor none")
 
 
-def _role_and_text(message: dict[str, Any], index: int) -> tuple[str, str]:
-    role = message.get("role")
-    if role in _USER_ROLES:
-        role = "user"
-    elif role not in ("system", "assistant"):
-        raise _bad(f"messages[{index}].role {role!r} is not supported (system, user, assistant)", index)
-    for name in ("tool_calls", "function_call"):
-        if message.get(name):
-            raise _bad(f"messages[{index}].{name} is not supported", index)
-    return role, _text(message.get("content"), index)
-
-
-def _text(content: Any, index: int) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _bad(f"messages[{index}].content must be a string or a list of text parts", index)
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _bad(f"messages[{index}].content: only parts of type text are supported", index)
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _bad(message: str, index: int | None) -> ApiError:
-    return bad_request(message, "messages" if index is None else f"messages[{index}]")
+def _refused(message: str) -> ApiError:
+    return bad_request(message, "tool_choice", "unsupported_value")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import Leg, RequestError, Role
 from headrace_engine.messages import RankState
@@ -20,6 +21,7 @@ from headrace_engine.server.handle import RankView
 from headrace_engine.server.job import ModelCard, read_job
 from headrace_engine.server.legs import Legs
 from headrace_engine.server.metrics import CONTENT_TYPE, Metrics
+from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.tokenize import Tokenizer
 
 MAX_BODY_BYTES = 64 << 20
@@ -35,11 +37,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """The OpenAI surface over a frontend, and what operators and dashboards read."""
 
-    def __init__(self, config: EngineConfig, frontend: Frontend, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        frontend: Frontend,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        chat_format: ChatFormat,
+    ) -> None:
         self._config = config
         self._frontend = frontend
-        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
         self._vocab_size = vocab_size
+        self._chat_format = chat_format
         self._metrics = Metrics(config.served_model_name, frontend)
         self._legs = Legs(frontend, tokenizer, self._metrics)
         self._started = int(time.time())
@@ -76,14 +87,16 @@ class Server:
             raw = await request.read()
         except web.RequestPayloadError as error:
             raise bad_request(f"the body cannot be read: {error}") from None
-        card = ModelCard(self._config.served_model_name, self._vocab_size, self._frontend.max_model_len)
+        card = ModelCard(
+            self._config.served_model_name, self._vocab_size, self._frontend.max_model_len, self._chat_format
+        )
         job = await read_job(
             raw,
             is_chat=is_chat,
             label=request[_ID],
             leg=leg,
             card=card,
-            tokenizer=self._tokenizer,
+            encoder=self._encoder,
             arrived_at=arrived_at,
         )
         if leg is Leg.DECODE:

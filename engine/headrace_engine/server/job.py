@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
-from headrace_engine.server import chat
 from headrace_engine.server.answers import Format
+from headrace_engine.server.chat import ChatPlan, plan_chat
 from headrace_engine.server.errors import ApiError, bad_request
+from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.sampling import sampling_of, stops_of, too_long
 from headrace_engine.server.schema import (
     ChatBody,
@@ -33,11 +35,12 @@ class ModelCard:
     name: str
     vocab_size: int
     max_model_len: int
+    chat_format: ChatFormat
 
 
 @dataclass
 class Job:
-    """One HTTP request, checked. One prompt and one sampling for each choice."""
+    """One HTTP request, checked. One prompt and one sampling for each choice; chat: None for completions."""
 
     label: str
     prompts: list[list[int]]
@@ -47,10 +50,11 @@ class Job:
     format: Format
     ticket: Ticket | None
     arrived_at: float  # on time.perf_counter's clock
+    chat: ChatPlan | None = None
 
 
 async def read_job(
-    raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, tokenizer: Tokenizer, arrived_at: float
+    raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, encoder: PromptEncoder, arrived_at: float
 ) -> Job:
     """Raises ApiError for whatever is wrong with the request."""
     body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
@@ -62,7 +66,12 @@ async def read_job(
     is_stream = bool(body.stream)
     if body.stream_options is not None and not is_stream:
         raise bad_request("stream_options needs stream=true", "stream_options")
-    prompts = await _encode(body, card, tokenizer)
+    chat: ChatPlan | None = None
+    if isinstance(body, ChatBody):
+        chat = plan_chat(body, card.chat_format)
+        prompts = [await _encode_chat(chat, encoder)]
+    else:
+        prompts = await _encode(body, card, encoder.tokenizer)
     if len(prompts) > 1 and leg is not Leg.WHOLE:
         raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
     default = None if is_chat else COMPLETION_MAX_TOKENS
@@ -85,7 +94,7 @@ async def read_job(
         with_usage=bool(options and options.include_usage),
         with_running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-    return Job(label, prompts, samplings, stops, is_stream, output, ticket, arrived_at)
+    return Job(label, prompts, samplings, stops, is_stream, output, ticket, arrived_at, chat)
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:
@@ -103,13 +112,14 @@ def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:
         raise ApiError(error.error) from None
 
 
-async def _encode(body: ChatBody | CompletionBody, card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
+async def _encode_chat(chat: ChatPlan, encoder: PromptEncoder) -> list[int]:
+    if encoder.num_new_chars(chat.pieces) > _LONG_TEXT:
+        return await asyncio.to_thread(encoder.encode, chat.pieces)
+    return encoder.encode(chat.pieces)
+
+
+async def _encode(body: CompletionBody, card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of every prompt. Raises ApiError for empty or impossible ones."""
-    if isinstance(body, ChatBody):
-        pieces = chat.render(body.messages)
-        if sum(map(len, pieces)) > _LONG_TEXT:
-            return [await asyncio.to_thread(chat.encode, pieces, tokenizer)]
-        return [chat.encode(pieces, tokenizer)]
     given = prompts_of(body)
     if sum(len(prompt) for prompt in given if isinstance(prompt, str)) > _LONG_TEXT:
         prompts = await asyncio.to_thread(_encode_texts, given, tokenizer)

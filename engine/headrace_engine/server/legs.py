@@ -12,7 +12,7 @@ from aiohttp import web
 from headrace_engine.core import Leg
 from headrace_engine.kv.ticket import ticket_to_json
 from headrace_engine.messages import Failed, Pushed, TicketReady
-from headrace_engine.server.answers import Choice, error_event, event
+from headrace_engine.server.answers import Choice, ChoiceBuilder, error_event, event
 from headrace_engine.server.errors import ApiError, error_object
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Answer, Usage
@@ -113,7 +113,8 @@ class Legs:
         try:
             for prompt, sampling in zip(job.prompts, job.samplings, strict=True):
                 handle = self._frontend.submit(job.label, leg, prompt, sampling)
-                answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt)), sampling.min_tokens))
+                parser = job.chat.parser() if job.chat is not None else None
+                answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt)), sampling, parser))
             yield answers
         finally:
             for answer in answers:
@@ -133,15 +134,13 @@ class Legs:
 
     async def _choice(self, job: Job, answer: Answer, prompt: list[int], begun: Sequence[Item]) -> Choice:
         timer = self._metrics.request(answer.handle.rank, job.arrived_at)
-        pieces: list[str] = []
-        token_ids: list[int] = []
+        builder = ChoiceBuilder(prompt)
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))
-            pieces.append(delta.text)
-            token_ids += delta.token_ids
+            builder.add(delta)
             if delta.finish_reason is not None:
                 timer.finished(delta.finish_reason.value, answer.usage)
-                return Choice("".join(pieces), token_ids, prompt, delta.finish_reason)
+                return builder.finish(delta)
         raise AssertionError("an answer ended without a reason")
 
     async def _stream(
@@ -166,7 +165,8 @@ class Legs:
         head = job.format.first_chunk(index, job.prompts[index])
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))
-            await stream.write_answer(head + job.format.chunk(index, delta, answer.usage))
+            if data := head + job.format.chunk(index, delta, answer.usage):
+                await stream.write_answer(data)
             head = b""
             if delta.finish_reason is not None:
                 timer.finished(delta.finish_reason.value, answer.usage)

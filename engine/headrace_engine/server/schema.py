@@ -59,7 +59,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    reasoning_effort: str | None = None
+    reasoning_effort: str | int | None = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -73,6 +73,7 @@ class ChatBody(CommonBody, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 BodyT = TypeVar("BodyT", bound=CommonBody)
@@ -95,6 +96,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "reasoning_effort": ("none",),
 }
+_OF_CHATS = ("tools", "tool_choice", "reasoning_effort")  # what a chat may ask for; see chat.py
 _ALWAYS_REFUSED = ("prompt_logprobs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -112,9 +114,6 @@ def decode_chat(body: bytes) -> ChatBody:
         raise bad_request("continue_final_message is not supported", "continue_final_message")
     if parsed.add_generation_prompt is False:
         raise bad_request("add_generation_prompt must be true", "add_generation_prompt")
-    for name, value in (parsed.chat_template_kwargs or {}).items():
-        if name not in ("thinking", "enable_thinking") or value is not False:
-            raise bad_request(f"chat_template_kwargs.{name}={value!r} is not supported", "chat_template_kwargs")
     return parsed
 
 
@@ -138,6 +137,8 @@ def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
 def _refuse_unsupported(body: CommonBody) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name)
+        if name in _OF_CHATS and isinstance(body, ChatBody):
+            continue
         # By type as well: logprobs=0 asks for the chosen token's, logprobs=false for none.
         if value is not None and not any(value == other and _kind(value) is _kind(other) for other in neutral):
             raise bad_request(f"{name}={value!r} is not supported", name, "unsupported_value")

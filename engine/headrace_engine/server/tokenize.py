@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
 
+from headrace_engine.chat.prompt import DSML, END_THINK, MARKERS, THINK
+
 REPLACEMENT = "\ufffd"  # what bytes that are no (complete) character decode to
+_SHOWN = (THINK, END_THINK, DSML)
 _MAX_PENDING = 16  # tokens that may be an incomplete character; UTF-8 has at most 4 bytes
 
 
@@ -27,22 +32,49 @@ class Tokenizer:
             self._plain: HfTokenizer = HfTokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{file} cannot be read: {error}") from error
+        self.thinks_by_default = _thinks_by_default(model_dir / "tokenizer_config.json")
+        added = {
+            token.content: (token_id, token) for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self._marker_ids = {marker: added[marker][0] for marker in MARKERS if marker in added}
+        # Vocabularies call some markers ordinary tokens; in a client's text none may be a token.
+        self._plain.add_special_tokens(
+            [AddedToken(marker, special=True, normalized=False) for marker in self._marker_ids]
+        )
         self._plain.encode_special_tokens = True
+        self._hidden = {
+            token_id for content, (token_id, token) in added.items() if token.special and content not in _SHOWN
+        }
 
     def encode(self, text: str) -> list[int]:
         """A completion's prompt, with what the tokenizer adds to a text by itself (bos)."""
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
-    def encode_marker(self, marker: str) -> list[int]:
-        """Text of ours, in which special tokens mean themselves."""
-        return list(self._tokenizer.encode(marker, add_special_tokens=False).ids)
+    def marker_id(self, marker: str) -> int | None:
+        """The token of a chat's marker; None if the vocabulary does not have it."""
+        return self._marker_ids.get(marker)
 
     def encode_plain(self, text: str) -> list[int]:
         """A client's text, in which special tokens are ordinary characters: nobody can forge a turn with it."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        """Text without special tokens, but for those that reasoning and tool calls are read by."""
+        shown = [token_id for token_id in token_ids if token_id not in self._hidden]
+        return str(self._tokenizer.decode(shown, skip_special_tokens=False))
+
+
+def _thinks_by_default(file: Path) -> bool:
+    """Whether chats think if a request does not say. A checkpoint's tokenizer_config.json may have
+    `"chat_template_kwargs": {"thinking": false}`, as requests may."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        value = config.get("chat_template_kwargs", {}).get("thinking", True)
+    except (OSError, ValueError, AttributeError) as error:
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, bool):
+        raise TokenizerError(f"{file}: chat_template_kwargs.thinking must be true or false, not {value!r}")
+    return value
 
 
 class Detokenizer:

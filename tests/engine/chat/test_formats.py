@@ -101,6 +101,14 @@ def test_what_a_request_says_of_thinking(family: str, effort: Any, template_kwar
 
 
 @pytest.mark.parametrize(
+    ("effort", "template_kwargs", "is_thinking"),
+    [(None, None, False), ("high", None, True), ("none", None, False), ("high", {"thinking": False}, False)],
+)
+def test_a_model_that_thinks_only_if_asked(effort: Any, template_kwargs: Any, is_thinking: bool) -> None:
+    assert V4Format(thinks_by_default=False).options(effort, template_kwargs).is_thinking is is_thinking
+
+
+@pytest.mark.parametrize(
     ("family", "effort", "template_kwargs", "param"),
     [
         ("v4", "extreme", None, "reasoning_effort"),

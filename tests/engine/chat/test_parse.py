@@ -263,9 +263,11 @@ def test_the_parser_says_where_it_is() -> None:
     parser = thinker()
     assert parser.is_reasoning
     parser.feed("r</think>c")
-    assert (parser.is_reasoning, parser.has_calls) == (False, False)
-    parser.feed(block(invoke("f")))
-    assert parser.has_calls
+    assert (parser.is_reasoning, parser.has_whole_calls) == (False, False)
+    parser.feed(OPEN)
+    assert not parser.has_whole_calls
+    parser.finish(is_complete=True)
+    assert parser.has_whole_calls
 
 
 @given(st.lists(st.sampled_from([OPEN, block(), invoke("f"), "<think>", "</think>", "<", "x\n", '"', "｜DSML｜"])))

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.engine.serving.toy import EOS, VOCAB, ToyModel
 from tests.pd.engines import free_ports
 
+from headrace_engine.chat.formats import V4Format
 from headrace_engine.config import EngineConfig
 from headrace_engine.control import ControlClient
 from headrace_engine.ep.local import LocalExchange
@@ -30,6 +31,14 @@ from headrace_engine.server.tokenize import Tokenizer
 BLOCK = 4
 NUM_BLOCKS = 64
 MAX_MODEL_LEN = 64
+MAX_SEQUENCES = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    max_model_len: int = MAX_MODEL_LEN
+    num_blocks: int = NUM_BLOCKS
+    max_batch_tokens: int = 64
 
 
 @dataclass
@@ -41,35 +50,35 @@ class Harness:
     async def all_free(self) -> bool:
         """Whether the rank gives everything back within a second."""
         for _ in range(100):
-            if self.scheduler.is_empty and self.scheduler.pool.num_free_blocks == NUM_BLOCKS:
+            if self.scheduler.is_empty and self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_blocks:
                 return True
             await asyncio.sleep(0.01)
         return False
 
 
 class _Rank(threading.Thread):
-    def __init__(self, control_port: int, scheduler: Scheduler, max_sequences: int, step_seconds: float) -> None:
+    def __init__(self, control_port: int, scheduler: Scheduler, model: ToyModel, sizes: Sizes) -> None:
         super().__init__(daemon=True)
-        self._step_seconds = step_seconds
+        self._model = model
+        self._sizes = sizes
         self._control_port = control_port
-        self._max_sequences = max_sequences
         self.scheduler = scheduler
 
     def run(self) -> None:
-        model = ToyModel(BLOCK, self._step_seconds)
-        num_slots = 2 * self._max_sequences
-        cache = allocate_cache(model.cache_groups, BLOCK, NUM_BLOCKS, num_slots)
+        sizes = self._sizes
+        num_slots = 2 * MAX_SEQUENCES
+        cache = allocate_cache(self._model.cache_groups, BLOCK, sizes.num_blocks, num_slots)
         runner = Runner(
-            model,
+            self._model,
             cache,
             LocalExchange(),
-            max_batch_tokens=64,
-            max_sequences=self._max_sequences,
-            max_blocks=MAX_MODEL_LEN // BLOCK,
+            max_batch_tokens=sizes.max_batch_tokens,
+            max_sequences=MAX_SEQUENCES,
+            max_blocks=sizes.max_model_len // BLOCK,
             num_slots=num_slots,
         )
         control = ControlClient("127.0.0.1", self._control_port, 0)
-        control.send(Hello(0, "incarnation", "fingerprint", MAX_MODEL_LEN, NUM_BLOCKS))
+        control.send(Hello(0, "incarnation", "fingerprint", sizes.max_model_len, sizes.num_blocks))
         try:
             RankLoop(0, control, self.scheduler, runner, None, None).run()
         finally:
@@ -100,8 +109,18 @@ def timeout_seconds() -> float:
 
 
 @pytest.fixture
+def model(step_seconds: float) -> ToyModel:
+    return ToyModel(BLOCK, step_seconds)
+
+
+@pytest.fixture
+def sizes() -> Sizes:
+    return Sizes()
+
+
+@pytest.fixture
 async def engine(
-    tokenizer: Tokenizer, max_waiting: int, step_seconds: float, timeout_seconds: float
+    tokenizer: Tokenizer, model: ToyModel, sizes: Sizes, max_waiting: int, timeout_seconds: float
 ) -> AsyncIterator[Harness]:
     (control_port,) = free_ports(1)
     config = EngineConfig(
@@ -110,11 +129,13 @@ async def engine(
     failures: list[str] = []
     frontend = Frontend(config, failures.append)
     frontend.start()
-    limits = SchedulerLimits(64, 64, 8, max_waiting, MAX_MODEL_LEN, frozenset({EOS}))
-    scheduler = Scheduler(limits, BlockPool(NUM_BLOCKS, 16, BLOCK), has_snapshots=True)
-    rank = _Rank(control_port, scheduler, 8, step_seconds)
+    num_tokens = sizes.max_batch_tokens
+    limits = SchedulerLimits(num_tokens, num_tokens, MAX_SEQUENCES, max_waiting, sizes.max_model_len, frozenset({EOS}))
+    scheduler = Scheduler(limits, BlockPool(sizes.num_blocks, 2 * MAX_SEQUENCES, BLOCK), has_snapshots=True)
+    rank = _Rank(control_port, scheduler, model, sizes)
     rank.start()
-    app = Server(config, frontend, tokenizer, VOCAB).app()
+    chat_format = V4Format(thinks_by_default=tokenizer.thinks_by_default)
+    app = Server(config, frontend, tokenizer, vocab_size=VOCAB, chat_format=chat_format).app()
     client = TestClient(TestServer(app, handler_cancellation=True))
     await client.start_server()
     async with asyncio.timeout(20):

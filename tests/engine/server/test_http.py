@@ -194,11 +194,12 @@ async def test_a_bias_and_a_penalty_reach_the_sampler(engine: Harness) -> None:
         (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0]", None),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]", None),
         (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, 400, "messages[1]", None),
-        (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_value"),
+        (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", None),
+        (COMPLETIONS, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_value"),
         (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_value"),
         (CHAT, {"logprobs": True}, 400, "logprobs", "unsupported_value"),
         (CHAT, {"max_completion_tokens": -5}, 400, "max_completion_tokens", None),
-        (CHAT, {"chat_template_kwargs": {"thinking": True}}, 400, "chat_template_kwargs", None),
+        (CHAT, {"chat_template_kwargs": {"thinking": "yes"}}, 400, "chat_template_kwargs", None),
     ],
 )
 async def test_what_cannot_be_served_is_refused_with_its_reason(

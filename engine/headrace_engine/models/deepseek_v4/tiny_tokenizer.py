@@ -53,6 +53,8 @@ def write_tokenizer(path: Path, max_position: int) -> None:
             "pad_token": _SPECIAL[PAD_ID],
             "model_max_length": max_position,
             "clean_up_tokenization_spaces": False,
+            # Random weights never end a thought, and an effort in words is long in bytes.
+            "chat_template_kwargs": {"thinking": False},
         },
     )
 
