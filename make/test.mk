@@ -22,7 +22,7 @@ check: lint types crds-check unit ## Lint, types, generated files, unit tests: u
 
 .PHONY: slow
 slow: setup ## Parity with transformers and P/D between real processes
-	$(FAST_ENV) $(PYTEST) tests -m "slow and not e2e and not gpu" -q
+	$(FAST_ENV) $(PYTEST) tests -m "slow and not e2e and not gpu" -n 2 --dist loadscope -q
 
 .PHONY: e2e
 e2e: setup ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cluster-up`)
