@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from headrace_operator import cli_retry, names
+from headrace_operator import cli_retry, cli_status, names
 from headrace_operator.manifests import ManifestError, load
 
 _EPILOG = """\
@@ -82,12 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.set_defaults(run=_up)
 
-    status = commands.add_parser("status", help="show how a deployment in the cluster is doing, and why")
-    status.add_argument("name")
-    status.add_argument("-n", "--namespace", default="default", help="default: %(default)s")
-    status.add_argument("-o", "--output", choices=["table", "json"], default="table", help="default: %(default)s")
-    status.set_defaults(run=_status)
-
+    cli_status.add_parser(commands)
     cli_retry.add_parser(commands)
     return parser
 
@@ -139,26 +134,6 @@ async def _run_up(deployment: Any, args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         say(str(error))
         return 2
-    return 0
-
-
-def _status(args: argparse.Namespace) -> int:
-    from headrace_operator.cluster import ClusterError, connect
-    from headrace_operator.report import status_table
-
-    async def fetch() -> dict[str, Any] | None:
-        async with connect() as cluster:
-            return await cluster.get(names.KIND, args.namespace, args.name)
-
-    try:
-        body = asyncio.run(fetch())
-    except (ClusterError, OSError) as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 1
-    if body is None:
-        print(f"headrace: there is no {names.KIND} {args.name} in namespace {args.namespace}", file=sys.stderr)
-        return 1
-    print(json.dumps(body.get("status") or {}, indent=2) if args.output == "json" else status_table(body), end="")
     return 0
 
 

@@ -137,10 +137,11 @@ class Cluster:
         except _Gone:
             return None
 
-    async def list_children(self, kind: str, namespace: str | None) -> list[Body]:
-        """All objects of a kind that carry our label, from the API server's cache."""
+    async def list_children(self, kind: str, namespace: str | None, deployment: str = "") -> list[Body]:
+        """All objects of a kind that carry our label (and this deployment's), from the API server's cache."""
+        selector = f"{CHILD_SELECTOR},{names.LABEL_DEPLOYMENT}={deployment}" if deployment else CHILD_SELECTOR
         listed = await self._call(
-            "list", kind, "get", namespace=namespace, label_selector=CHILD_SELECTOR, resource_version="0"
+            "list", kind, "get", namespace=namespace, label_selector=selector, resource_version="0"
         )
         return list(listed.get("items") or [])
 

@@ -34,6 +34,7 @@ PURE = [
     "status",
     "troubles",
     "observe",
+    "picture",
     "preview",
     "problems",
     "report",
