@@ -184,7 +184,7 @@ class Pod:
             self._frontend.is_draining = True
             log.info("draining: %d requests in flight", self._frontend.num_in_flight)
             try:
-                async with asyncio.timeout(self._config.drain_seconds):
+                async with asyncio.timeout(self._frontend.drain_seconds):
                     await self._frontend.idle.wait()
             except TimeoutError:
                 log.warning("%d requests were not done in time", self._frontend.num_in_flight)

@@ -124,6 +124,28 @@ class Cluster:
         except _Gone:
             return None
 
+    async def set_gate(self, namespace: str, name: str, uid: str, condition: Body) -> Body | None:
+        """Server-side apply of one condition of a pod's status; None if it (with this uid) is gone."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": {"conditions": [condition]},
+        }
+        try:
+            return await self._call(
+                "apply_status",
+                "Pod",
+                "server_side_apply",
+                subresource="status",
+                body=body,
+                namespace=namespace,
+                field_manager=names.MANAGER,
+                force_conflicts=True,
+            )
+        except _Gone:
+            return None
+
     async def get(self, kind: str, namespace: str, name: str) -> Body | None:
         try:
             return await self._call("get", kind, "get", name=name, namespace=namespace)

@@ -14,6 +14,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.api_status import Status
+from headrace_operator.drain import Drains, plan_drains
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import Rebuild, RoleState
 from headrace_operator.observe import Observed, epoch_seconds
@@ -74,6 +75,7 @@ class Decision:
     delete_children: tuple[ChildDeletion, ...]
     notes: tuple[Note, ...]
     repairs: tuple[Note, ...]  # one for each application that is not new
+    drains: Drains  # what comes before some deletions
     taken: tuple[str, ...]  # "Kind name" of wanted objects that belong to someone else
     held_back: tuple[str, ...] = ()  # "Kind name" of edited children that are left as they are for now
 
@@ -88,7 +90,8 @@ class Decision:
 
     @property
     def wait_seconds(self) -> float | None:
-        return min((p.wait_seconds for p in self.plans.values() if p.wait_seconds is not None), default=None)
+        waits = [*(plan.wait_seconds for plan in self.plans.values()), self.drains.wait_seconds]
+        return min((wait for wait in waits if wait is not None), default=None)
 
 
 def decide(
@@ -111,6 +114,13 @@ def decide(
     wanted = _wanted_objects(deployment, owner, templates, revisions, plans, observed, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
     applications, repairs = _applications(wanted, observed)
+    drains = plan_drains(
+        observed.groups,
+        [deletion for plan in plans.values() for deletion in plan.delete],
+        observed.loads,
+        deployment.spec.drain_timeout_seconds,
+        now,
+    )
     return Decision(
         deployment=deployment,
         cuts=scaling.cuts,
@@ -118,12 +128,13 @@ def decide(
         revisions=revisions,
         apply=tuple(applications),
         delete_pods=tuple(
-            [d for plan in plans.values() for d in plan.delete]
+            list(drains.delete)
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
         delete_children=tuple(_pruned(observed, desired)),
         notes=(*scaling.notes, *(note for plan in plans.values() for note in plan.notes)),
         repairs=tuple(repairs),
+        drains=drains,
         taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
     )
 

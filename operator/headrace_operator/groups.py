@@ -28,6 +28,30 @@ class Trouble:
     message: str
 
 
+class Gate(enum.Enum):
+    """A leader's readiness gate: whether routers may send requests to its group."""
+
+    NONE = "None"  # the pod has no gate
+    UNSET = "Unset"  # never in service so far
+    OPEN = "Open"
+    CLOSED = "Closed"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a group has under way, as its leader says."""
+
+    num_requests: int
+    num_pushes: int  # KV on its way out of prefill, or awaited by decode
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_requests == 0 and self.num_pushes == 0
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} requests and {self.num_pushes} KV pushes under way"
+
+
 @dataclass(frozen=True)
 class Pod:
     """One pod as observed. Times are epoch seconds."""
@@ -43,6 +67,10 @@ class Pod:
     ready_since: float | None = None  # since when it is ready
     finished_at: float | None = None  # when its engine ended, where that is known
     node: str = ""  # where it runs; empty before it is bound
+    address: str = ""  # IP address, once it has one
+    is_well: bool = False  # its containers are ready, whatever the gate says
+    gate: Gate = Gate.NONE
+    gate_since: float | None = None
     is_suspect: bool = False  # its node may be gone: worth asking for
     lost_at: float | None = None  # its node is silent: when the pod counts as lost
     is_lost: bool = False

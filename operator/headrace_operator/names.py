@@ -49,6 +49,9 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 # On a DisaggDeployment: failed groups to be made again at once, as `ROLE/GROUP@TIME` with blanks between them.
 ANNOTATION_RETRY = f"{GROUP}/retry"
 
+# Readiness gate of leader pods: True while routers may send requests to the group.
+GATE_SERVING = f"{GROUP}/serving"
+
 # Ports.
 RUN_AS_USER = 65532  # of every container: no user of any base image, as in distroless images
 
@@ -97,6 +100,7 @@ REASON_UNSCHEDULABLE = "Unschedulable"
 REASON_PROBE_FAILING = "ProbeFailing"
 REASON_WAITING_FOR_GROUP = "WaitingForGroup"
 REASON_STARTING = "Starting"
+REASON_DRAINING = "Draining"
 REASON_NODE_LOST = "NodeLost"
 REASON_CANNOT_START = "CannotStart"
 REASON_ROUTER_NOT_READY = "RouterNotReady"

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace_operator import names
-from headrace_operator.groups import GroupKey, Pod, Trouble
+from headrace_operator.groups import Gate, GroupKey, Load, Pod, Trouble
 from headrace_operator.revision import RoleTemplate
 
 Body = Mapping[str, Any]
@@ -30,6 +30,7 @@ class Observed:
     groups: Mapping[GroupKey, tuple[Pod, ...]]
     templates: Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
     misnamed: tuple[Pod, ...] = field(default=())  # our pods whose labels no longer fit their name
+    loads: Mapping[GroupKey, Load] = field(default_factory=dict)  # what engines said that were asked
 
 
 def observe(deployment: str, uid: str, objects: Iterable[Body]) -> Observed:
@@ -118,20 +119,35 @@ def _pod(body: Body, index: int) -> Pod:
         ready_since=_time_of(ready, "lastTransitionTime") if is_ready else None,
         finished_at=_time_of(_ended(engine), "finishedAt"),
         node=str((body.get("spec") or {}).get("nodeName") or ""),
-        is_suspect=_is_suspect(status, is_terminating=bool(deletion)),
+        address=str(status.get("podIP") or ""),
+        is_well=_condition(status, "ContainersReady").get("status") == "True",
+        gate=_gate(body),
+        gate_since=_time_of(_condition(status, names.GATE_SERVING), "lastTransitionTime"),
+        is_suspect=_is_suspect(body),
         trouble=pod_trouble(body),
     )
 
 
-def _is_suspect(status: Body, is_terminating: bool) -> bool:
+def _is_suspect(body: Body) -> bool:
     """Whether a pod looks as if its node had gone: it does not end, or it was made unready behind its kubelet's back.
 
     The controller that finds a node silent sets Ready of its pods and leaves what the kubelet said of the containers.
     """
+    status = body.get("status") or {}
     if _phase(status) in ("Failed", "Succeeded"):
         return False
     is_unready = _condition(status, "Ready").get("status") == "False"
-    return is_terminating or (is_unready and _condition(status, "ContainersReady").get("status") == "True")
+    is_well = _condition(status, "ContainersReady").get("status") == "True"
+    is_shut = _gate(body) in (Gate.UNSET, Gate.CLOSED)  # which makes it unready as well
+    return bool(body["metadata"].get("deletionTimestamp")) or (is_unready and is_well and not is_shut)
+
+
+def _gate(body: Body) -> Gate:
+    gates = (body.get("spec") or {}).get("readinessGates") or ()
+    if not any(gate.get("conditionType") == names.GATE_SERVING for gate in gates):
+        return Gate.NONE
+    status = _condition(body.get("status") or {}, names.GATE_SERVING).get("status")
+    return Gate.UNSET if status is None else Gate.OPEN if status == "True" else Gate.CLOSED
 
 
 def _engine(status: Body) -> Body:
@@ -204,6 +220,8 @@ def pod_trouble(body: Body) -> Trouble | None:
             # A volume that cannot be mounted shows nowhere else than in events.
             text = f"pod {name} is starting: its image, volumes or network are awaited (kubectl describe pod {name})"
             return Trouble(names.REASON_STARTING, text)
+    if _condition(status, names.GATE_SERVING).get("status") == "False":
+        return Trouble(names.REASON_DRAINING, f"pod {name} is out of service")
     if any(container.get("started") and not container.get("ready") for container in containers):
         return Trouble(names.REASON_PROBE_FAILING, f"pod {name} has started but its readiness probe fails")
     return Trouble(names.REASON_STARTING, f"pod {name} is starting")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,10 +20,13 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
 from headrace_operator.decide import Application, Decision, Defaults, decide
+from headrace_operator.drain import GateChange, draining
 from headrace_operator.drift import status_has_drifted
+from headrace_operator.engines import Engines
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.figures import figures_of
+from headrace_operator.groups import GroupKey
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, controller_uid, observe
@@ -30,7 +34,7 @@ from headrace_operator.problems import describe_problems
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.rollout import Note
 from headrace_operator.scaling import stale_scaler_statuses
-from headrace_operator.status import as_applied, invalid_status, status_of
+from headrace_operator.status import as_applied, gate_condition, invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
 
@@ -49,12 +53,18 @@ class Reconciler:
     """Carries out what `decide` says, for all deployments; the queue gives each key to one task at a time."""
 
     def __init__(
-        self, store: Store, cluster: Cluster, defaults: Defaults, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        cluster: Cluster,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.time,
+        engines: Engines | None = None,  # without them no group is waited for
     ) -> None:
         self._store = store
         self._cluster = cluster
         self._defaults = defaults
         self._clock = clock
+        self._engines = engines
         self._nodes = NodeLookup(cluster, clock)
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
@@ -103,9 +113,11 @@ class Reconciler:
         observed = observe(key.name, deployment.metadata.uid, objects)
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
+        observed = await self._ask_engines(observed)
         generation = deployment.metadata.generation
         decision = decide(deployment, observed, before, self._defaults, now)
         decision, pause = self._rationed(key, decision, generation, now)
+        await self._hurry(observed, decision)
         refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
@@ -118,6 +130,19 @@ class Reconciler:
         if failure:
             raise failure
         return min((wait for wait in (decision.wait_seconds, pause) if wait), default=None)
+
+    async def _ask_engines(self, observed: Observed) -> Observed:
+        """The same with what groups that are out of service still have in flight."""
+        keys = draining(observed.groups)
+        if not keys or self._engines is None:
+            return observed
+        return replace(observed, loads=await self._engines.loads({key: _leader_address(observed, key) for key in keys}))
+
+    async def _hurry(self, observed: Observed, decision: Decision) -> None:
+        if self._engines is not None:
+            await asyncio.gather(
+                *(self._engines.hurry(_leader_address(observed, key)) for key in decision.drains.hurry)
+            )
 
     def _is_wanted(self, key: Key, uid: str) -> bool:
         """Whether the deployment still exists, as far as the watches have shown, and is not being deleted."""
@@ -149,11 +174,12 @@ class Reconciler:
         deletions = [
             self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
         ] + [self._delete(d.kind, namespace, d.name, d.uid, None, expected) for d in decision.delete_children]
+        gates = [self._set_gate(namespace, change, expected) for change in decision.drains.gates]
         first = [a for a in decision.apply if a.body["kind"] not in _NEED_OTHERS]
         second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
         outcomes: list[Any] = []
         for batch in (
-            [*deletions, *(self._apply(key, application, uid, expected) for application in first)],
+            [*deletions, *gates, *(self._apply(key, application, uid, expected) for application in first)],
             [self._apply(key, application, uid, expected) for application in second],
         ):
             outcomes += await asyncio.gather(*batch, return_exceptions=True)
@@ -187,6 +213,12 @@ class Reconciler:
         if await self._cluster.delete(kind, namespace, name, uid, grace_seconds) is not None:
             expected.removed(kind, name, uid, self._clock())
 
+    async def _set_gate(self, namespace: str, change: GateChange, expected: Expectations) -> None:
+        condition = gate_condition(change.is_open, self._clock())
+        written = await self._cluster.set_gate(namespace, change.pod_name, change.uid, condition)
+        if written is not None:
+            expected.wrote({"kind": "Pod", **written}, self._clock())
+
     async def _write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
         """Write the status if it says anything new."""
         wanted = as_applied(status)
@@ -218,6 +250,11 @@ class Reconciler:
                 await self._cluster.create_event(event_body(raw, note, self._clock()))
             except ClusterError as error:
                 logger.warning("an event was lost: %s", error)
+
+
+def _leader_address(observed: Observed, key: GroupKey) -> str:
+    address = observed.groups[key][0].address
+    return f"[{address}]:{names.PORT_HTTP}" if ":" in address else f"{address}:{names.PORT_HTTP}"
 
 
 def _status_before(raw: Body) -> Status:

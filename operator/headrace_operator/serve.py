@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from headrace_operator import metrics, names
 from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterError, Refused, connect
 from headrace_operator.decide import Defaults
+from headrace_operator.engines import Engines
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.lease import Lease
 from headrace_operator.reconcile import Reconciler
@@ -37,7 +38,7 @@ async def serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with connect() as cluster:
+    async with connect() as cluster, Engines() as engines:
         queue = WorkQueue()
         store = Store(CHILD_KINDS)
         resync = Resync(cluster, store, queue, args.namespaces)
@@ -51,7 +52,8 @@ async def serve(args: argparse.Namespace) -> None:
             if lease and not await lease.acquire(stop):
                 return
             health.is_standing_by = False
-            reconciler = Reconciler(store, cluster, Defaults(args.engine_image, args.router_image))
+            images = Defaults(args.engine_image, args.router_image)
+            reconciler = Reconciler(store, cluster, images, engines=engines)
             await _run_until(
                 stop,
                 kopf.operator(

@@ -101,6 +101,17 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def gate_condition(is_open: bool, now: float) -> dict[str, Any]:
+    """A leader pod's readiness gate as a condition of its status. Times of pods have whole seconds."""
+    return {
+        "type": names.GATE_SERVING,
+        "status": "True" if is_open else "False",
+        "reason": names.REASON_SERVING if is_open else names.REASON_DRAINING,
+        "message": "routers may send requests" if is_open else "it finishes what it has and is deleted then",
+        "lastTransitionTime": f"{timestamp(now)[:19]}Z",
+    }
+
+
 def topology(spec_roles: Sequence[Role]) -> str:
     """Such as `2xDP1 + 1xDEP2` (prefill + decode), or `1xDP1 unified`."""
     parts = {role.name: f"{role.replicas}x{role.parallelism.label}" for role in spec_roles}
@@ -251,6 +262,9 @@ def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
     if ready.reason == names.REASON_RESTARTS_EXHAUSTED:
         return _Finding(False, ready.reason, ready.message)
+    if decision.drains.messages:
+        told = [f"{k.role} group {k.index}: {text}" for k, text in sorted(decision.drains.messages.items())]
+        return _Finding(True, names.REASON_DRAINING, "; ".join(told[:_MAX_LISTED]))
     if any(slot.revision != decision.revisions.get(role) for role, p in decision.plans.items() for slot in p.slots):
         return _Finding(True, names.REASON_ROLLING_OUT, ready.message)
     return _Finding(True, names.REASON_CREATING if ready.holds else ready.reason, ready.message)

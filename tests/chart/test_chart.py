@@ -147,7 +147,7 @@ def expected_rules() -> set[tuple[str, str, str]]:
         rules |= {(group, plural, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")}
     for rule in ROUTER_RULES:
         rules |= {(g, r, v) for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
-    return rules | {("", "events", "create")}
+    return rules | {("", "events", "create"), ("", "pods/status", "patch")}
 
 
 def rules_of(role: dict[str, Any]) -> set[tuple[str, str, str]]:

@@ -23,6 +23,8 @@ from headrace_engine.server.follower import follower_app
 from headrace_engine.server.handle import RankView
 from headrace_engine.server.http import Server
 from headrace_operator import metrics, names
+from headrace_operator.engines import load_of
+from headrace_operator.groups import Load
 
 CONFIG = EngineConfig(model="x", served_model_name="tiny")
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -117,6 +119,15 @@ async def test_every_field_of_state_that_scenarios_read_is_there() -> None:
     used = {field for path in READERS for field in state_fields_used(path)}
     assert {"num_quarantined_blocks", "num_running"} <= used  # the search finds something
     assert used <= set(state["ranks"][0])
+
+
+async def test_the_operator_reads_from_state_what_a_group_has_under_way() -> None:
+    async with TestClient(TestServer(leader_app())) as client:
+        state = await (await client.get("/state")).json()
+    state["in_flight"] = 3
+    state["ranks"][0] |= {"num_pushing": 4, "num_waiting_for_kv": 5}  # they are there already
+    assert {"num_pushing", "num_waiting_for_kv"} <= set(RankState.__struct_fields__)
+    assert load_of(state) == Load(3, 9)
 
 
 # --- metrics ---

@@ -25,7 +25,11 @@ LOSS_SECONDS = 60
 # As the controller that finds a node silent leaves a pod: unready, though its kubelet said that all was well.
 SILENT_POD = {
     "phase": "Running",
-    "conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}],
+    "conditions": [
+        {"type": "Ready", "status": "False"},
+        {"type": "ContainersReady", "status": "True"},
+        {"type": names.GATE_SERVING, "status": "True"},
+    ],
 }
 
 

@@ -42,6 +42,17 @@ class FakeServer:
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self.foreign.get((kind, name)) or self.world.objects.get((kind, name))
 
+    async def set_gate(self, namespace: str, name: str, uid: str, condition: dict[str, Any]) -> dict[str, Any] | None:
+        self.calls.append(f"gate {condition['status']}")
+        pod = self.world.objects.get(("Pod", name))
+        if pod is None:
+            return None
+        self.world.version += 1
+        pod["metadata"]["resourceVersion"] = str(self.world.version)
+        others = [c for c in pod["status"]["conditions"] if c["type"] != condition["type"]]
+        pod["status"]["conditions"] = [*others, condition]
+        return pod
+
     async def get_node(self, name: str) -> dict[str, Any] | None:
         return {}  # it answers
 

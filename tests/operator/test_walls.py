@@ -29,6 +29,7 @@ PURE = [
     "rollout",
     "scaling",
     "revision",
+    "drain",
     "drift",
     "decide",
     "status",
@@ -77,7 +78,7 @@ def importers(package: str) -> set[str]:
         ("kubernetes", {"cluster.py"}),
         ("kopf", {"handlers.py", "store.py", "serve.py"}),
         ("prometheus_client", {"metrics.py", "serve.py"}),
-        ("aiohttp", {"cluster.py", "serve.py", "local/up.py"}),
+        ("aiohttp", {"cluster.py", "engines.py", "serve.py", "local/up.py"}),
         ("subprocess", set()),
     ],
 )

@@ -48,6 +48,10 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
 - apiGroups: [""]
   resources: [pods, services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
+# The readiness gate of leader pods.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
 - apiGroups: [apps]
   resources: [controllerrevisions, deployments]
   verbs: [get, list, watch, create, patch, delete]

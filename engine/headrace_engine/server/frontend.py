@@ -59,6 +59,7 @@ class Frontend:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self.is_draining = False
+        self.drain_seconds = config.drain_seconds  # that requests in flight get once the pod is told to end
         self.all_ready = asyncio.Event()  # every rank has said Hello
         self.idle = asyncio.Event()  # no request is in flight
         self.idle.set()

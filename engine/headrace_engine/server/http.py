@@ -25,6 +25,7 @@ from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.tokenize import Tokenizer
 
 MAX_BODY_BYTES = 64 << 20
+MAX_DIGITS_OF_SECONDS = 5  # a day
 _ID = web.RequestKey("request_id", str)
 _LEGS = {None: Leg.WHOLE, "decode": Leg.DECODE, "prefill": Leg.PREFILL}
 _LEG_OF_ROLE = {Role.UNIFIED: Leg.WHOLE, Role.DECODE: Leg.DECODE, Role.PREFILL: Leg.PREFILL}
@@ -140,8 +141,14 @@ class Server:
         reason = "draining" if self._frontend.is_draining else f"{num_ready} of {self._config.data} ranks are ready"
         return _json({"status": "not ready", "reason": reason}, status=503)
 
-    async def _drain(self, _: web.Request) -> web.Response:
-        """Take no new requests; those in flight go on. The process stays until it is told to end."""
+    async def _drain(self, request: web.Request) -> web.Response:
+        """Take no new requests; those in flight go on. The process stays until it is told to end; then it gives them
+        `?seconds=` more, if that is said, or as long as its flag says."""
+        seconds = request.query.get("seconds")
+        if seconds is not None:
+            if not seconds.isdecimal() or len(seconds) > MAX_DIGITS_OF_SECONDS:
+                raise bad_request(f"seconds must be a whole number of seconds, not {seconds[:80]!r}")
+            self._frontend.drain_seconds = float(seconds)
         self._frontend.is_draining = True
         return _json({"draining": True, "in_flight": self._frontend.num_in_flight})
 

@@ -39,6 +39,9 @@ def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, si
         "hostname": body["metadata"]["name"],
         "subdomain": names.revision_name(owner.name, key.role, key.revision),
     }
+    if pod == 0:
+        # Beside gates of the template: whoever owns those has a say as well.
+        spec["readinessGates"] = [*(spec.get("readinessGates") or ()), {"conditionType": names.GATE_SERVING}]
     return stamped({**body, "spec": spec})
 
 

@@ -316,6 +316,16 @@ async def test_draining_refuses_new_requests_and_readiness(engine: Harness) -> N
     assert (response.status, (await response.json())["error"]["code"]) == (503, "draining")
 
 
+@pytest.mark.parametrize(("query", "status", "seconds"), [("?seconds=0", 200, 0.0), ("?seconds=soon", 400, None)])
+async def test_draining_may_be_told_how_long_the_end_may_take(
+    engine: Harness, query: str, status: int, seconds: float | None
+) -> None:
+    before = engine.frontend.drain_seconds
+    response = await engine.client.post(f"/drain{query}")
+    assert response.status == status
+    assert engine.frontend.drain_seconds == (before if seconds is None else seconds)
+
+
 async def test_models_state_and_metrics(engine: Harness) -> None:
     await post(engine, COMPLETIONS, body(max_tokens=3))
     models = await (await engine.client.get("/v1/models")).json()
