@@ -36,6 +36,7 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
     "ServiceAccount": ("", "v1", "serviceaccounts"),
     "ControllerRevision": ("apps", "v1", "controllerrevisions"),
     "Deployment": ("apps", "v1", "deployments"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
     "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
     names.SCALER_KIND: (names.GROUP, names.VERSION, names.SCALER_PLURAL),

@@ -14,6 +14,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.api_status import Status
+from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import Rebuild, RoleState
@@ -23,7 +24,7 @@ from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
-from headrace_operator.render.services import controller_revision, group_service, role_service
+from headrace_operator.render.services import controller_revision, disruption_budget, group_service, role_service
 from headrace_operator.retry import is_wanted, wishes
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.rollout import Creation, Deletion, Note, RolePlan, plan_role
@@ -205,6 +206,9 @@ def _wanted_objects(
         wanted = deployment.spec.role(role)
         if wanted:
             bodies.append(role_service(owner, role))
+            guarded = min_available(wanted, plan, wanted.parallelism.num_pods)
+            if guarded is not None:
+                bodies.append(disruption_budget(owner, role, guarded))
             if deployment.spec.scaling.mode == EXTERNAL:
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
         pods += [

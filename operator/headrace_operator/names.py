@@ -80,6 +80,7 @@ AVAILABLE = "Available"  # requests can be served now, perhaps by fewer groups t
 PROGRESSING = "Progressing"  # the operator is changing something
 SCALING_LIMITED = "ScalingLimited"  # a wish of a DisaggRoleScaler was cut; only where scaling.mode is External
 READY = "Ready"  # every wanted group and the router is ready, all at the wanted revision
+PROTECTED = "Protected"  # draining nodes leaves groups of every role at work
 
 # Reasons.
 REASON_SPEC_ACCEPTED = "SpecAccepted"
@@ -100,6 +101,8 @@ REASON_UNSCHEDULABLE = "Unschedulable"
 REASON_PROBE_FAILING = "ProbeFailing"
 REASON_WAITING_FOR_GROUP = "WaitingForGroup"
 REASON_STARTING = "Starting"
+REASON_BUDGETED = "Budgeted"
+REASON_SINGLE_GROUP = "SingleGroup"
 REASON_DRAINING = "Draining"
 REASON_NODE_LOST = "NodeLost"
 REASON_CANNOT_START = "CannotStart"
@@ -136,6 +139,11 @@ def leader_host(deployment: str, role: str, revision: str, group: int) -> str:
 def role_service_name(deployment: str, role: str) -> str:
     """The headless Service of a role's ready leaders, whose EndpointSlices the router follows."""
     return f"{deployment}-{role}-{LEADERS}"
+
+
+def budget_name(deployment: str, role: str) -> str:
+    """The PodDisruptionBudget of a role's pods."""
+    return role_service_name(deployment, role)
 
 
 def scaler_name(deployment: str, role: str) -> str:

@@ -2,8 +2,8 @@
 
 Conditions: Valid (the spec passes the rules), Available (every role has a ready group, and the router answers),
 Progressing (something is being changed), Ready (all wanted groups, at the wanted revision, and the router are ready),
-and where others scale ScalingLimited (a role has not as many groups as was wished).
-Reasons say why in one word, messages with names and numbers.
+Protected (draining a node leaves groups of every role), and where others scale ScalingLimited (a role has not as many
+groups as was wished). Reasons say why in one word, messages with names and numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace_operator.api import DisaggDeployment, Role
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Condition, NodeFailures, Rebuild, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
+from headrace_operator.disruptions import protection
 from headrace_operator.groups import GroupState, Trouble
 from headrace_operator.observe import Observed
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
@@ -79,6 +80,7 @@ def status_of(
         names.AVAILABLE: _available(deployment, roles, router, trouble),
         names.PROGRESSING: _progressing(decision, blocked, ready),
         names.READY: ready,
+        names.PROTECTED: _Finding(*protection(deployment, decision.plans)),
     }
     if deployment.spec.scaling.mode == EXTERNAL:
         findings[names.SCALING_LIMITED] = _scaling_limited(decision)

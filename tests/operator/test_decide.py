@@ -23,6 +23,7 @@ def test_a_settled_deployment_needs_nothing() -> None:
         "Available": "True",
         "Progressing": "False",
         "Ready": "True",
+        "Protected": "False",  # there is one group of each role
     }
 
 

@@ -29,6 +29,7 @@ PURE = [
     "rollout",
     "scaling",
     "revision",
+    "disruptions",
     "drain",
     "drift",
     "decide",
