@@ -87,11 +87,16 @@ class RankState(msgspec.Struct, tag="state"):
     num_steps: int
     prompt_tokens_total: int
     generation_tokens_total: int
-    kv_bytes_pushed_total: int
-    kv_push_seconds_total: float
-    num_pushes_total: int
-    num_push_failures_total: int
-    oldest_transfer_age_seconds: float
+    # Of the transfer agent, which a unified rank does not have.
+    num_peers: int = 0
+    kv_bytes_pushed_total: int = 0
+    kv_push_seconds_total: float = 0.0
+    num_pushes_total: int = 0
+    num_push_failures_total: int = 0
+    num_receives_total: int = 0
+    num_receive_failures_total: int = 0
+    num_stale_notices_total: int = 0
+    oldest_transfer_age_seconds: float = 0.0
 
 
 class Batch(msgspec.Struct, tag="batch"):

@@ -201,20 +201,19 @@ class RankLoop:
             num_steps=self._num_steps,
             prompt_tokens_total=scheduler.prompt_tokens_total,
             generation_tokens_total=scheduler.generation_tokens_total,
-            kv_bytes_pushed_total=0,
-            kv_push_seconds_total=0.0,
-            num_pushes_total=0,
-            num_push_failures_total=0,
-            oldest_transfer_age_seconds=0.0,
         )
         if self._transfers is None:
             return state
         stats = self._transfers.stats()
         return msgspec.structs.replace(
             state,
+            num_peers=stats.num_peers,
             kv_bytes_pushed_total=stats.pushed_bytes_total,
             kv_push_seconds_total=stats.push_seconds_total,
             num_pushes_total=stats.num_pushes_total,
             num_push_failures_total=stats.num_push_failures_total,
+            num_receives_total=stats.num_receives_total,
+            num_receive_failures_total=stats.num_receive_failures_total,
+            num_stale_notices_total=stats.num_stale_notices_total,
             oldest_transfer_age_seconds=round(stats.oldest_age_seconds, 1),
         )

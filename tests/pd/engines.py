@@ -74,6 +74,11 @@ class Engine:
     def state(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/state", timeout=10).json())
 
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples over the ranks, as its exposition writes them."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
+
     def rank_pids(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]

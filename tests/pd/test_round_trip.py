@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,6 +69,20 @@ def test_cached_tokens_are_prefills_own_hits_never_what_was_received(pair: tuple
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 3 * BLOCK
     assert first["choices"] == second["choices"]
+
+
+def test_both_ranks_count_a_transfer(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    counters = [(prefill, "headrace:kv_pushes_total"), (decode, "headrace:kv_receives_total")]
+    before = [engine.metric(name) for engine, name in counters]
+    (prompt,) = prompts_of([2 * BLOCK + 1], first=92)
+    pd_tokens(prefill.url, decode.url, prompt)
+    deadline = time.monotonic() + 10
+    while [engine.metric(name) for engine, name in counters] != [count + 1 for count in before]:
+        assert time.monotonic() < deadline, f"{before} has not become one more each"
+        time.sleep(0.1)
+    assert decode.metric("headrace:num_transfer_peers") == 1
+    assert decode.metric("headrace:kv_receive_failures_total") == 0
 
 
 def test_a_stream_carries_the_ticket_and_then_the_clients_own_events(pair: tuple[Engine, Engine]) -> None:

@@ -44,5 +44,5 @@ class TransferStats:
     num_push_failures_total: int = 0
     num_receives_total: int = 0
     num_receive_failures_total: int = 0
-    num_stale_notifications_total: int = 0
+    num_stale_notices_total: int = 0  # notices that fitted no open transfer
     oldest_age_seconds: float = 0.0  # of the oldest open push or expected ticket

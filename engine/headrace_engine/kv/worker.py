@@ -86,7 +86,7 @@ class Worker:
         self.pusher.add_to(self.stats)
         self.stats.num_peers = len(self._connections)
         self.stats.num_expected = self.receiver.num_open
-        self.stats.num_stale_notifications_total = self.receiver.num_stale
+        self.stats.num_stale_notices_total = self.receiver.num_stale
         self.stats.oldest_age_seconds = max(self.pusher.oldest_age(now), self.receiver.oldest_age(now))
         return events
 

@@ -27,6 +27,7 @@ _GAUGES = (
     ("headrace:num_requests_pushing", "Prefill: computed, still being pushed.", "num_pushing"),
     ("headrace:num_free_blocks", "Cache blocks that a request could get now.", "num_free_blocks"),
     ("headrace:num_quarantined_blocks", "Blocks that a peer may still write into.", "num_quarantined_blocks"),
+    ("headrace:num_transfer_peers", "Ranks that this one is connected to for KV.", "num_peers"),
     ("headrace:oldest_transfer_age_seconds", "Age of the oldest open transfer.", "oldest_transfer_age_seconds"),
 )
 _COUNTERS = (
@@ -38,6 +39,9 @@ _COUNTERS = (
     ("headrace:kv_push_seconds", "Seconds that pushes took, summed.", "kv_push_seconds_total"),
     ("headrace:kv_pushes", "Pushes that have ended.", "num_pushes_total"),
     ("headrace:kv_push_failures", "Pushes that have failed.", "num_push_failures_total"),
+    ("headrace:kv_receives", "Decode: tickets whose KV came, or will not come any more.", "num_receives_total"),
+    ("headrace:kv_receive_failures", "Decode: tickets whose KV did not come.", "num_receive_failures_total"),
+    ("headrace:kv_stale_notices", "Notices of peers that fitted no open transfer.", "num_stale_notices_total"),
 )
 
 
