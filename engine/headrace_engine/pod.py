@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from headrace_engine.plan import check_lengths
 from headrace_engine.server.follower import follower_app
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.http import Server
+from headrace_engine.server.loading import Loading
 from headrace_engine.server.tokenize import Tokenizer
 
 SHUTDOWN_SECONDS = 20.0  # for ranks to leave after they were told
@@ -35,16 +36,24 @@ log = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """A rank of this pod, and whether it has said that it is ready."""
+    """A rank of this pod, and what it has said of itself: how far it is with loading, and that it is ready."""
 
-    def __init__(self, rank: int, process: asyncio.subprocess.Process, status: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        rank: int,
+        process: asyncio.subprocess.Process,
+        status: asyncio.StreamReader,
+        on_loading: Callable[[int, Loading], None],
+    ) -> None:
         self.rank = rank
         self.process = process
+        self.loading: Loading | None = None
+        self._on_loading = on_loading
         self._ready = asyncio.Event()
         self._watch = asyncio.create_task(self._read_status(status))
 
     @classmethod
-    async def start(cls, config: EngineConfig, rank: int) -> RankProcess:
+    async def start(cls, config: EngineConfig, rank: int, on_loading: Callable[[int, Loading], None]) -> RankProcess:
         read_end, write_end = os.pipe()
         argv = [sys.executable, "-m", "headrace_engine.rank_main"]
         argv += [msgspec.json.encode(config).decode(), str(rank), str(write_end), str(os.getpid())]
@@ -57,11 +66,15 @@ class RankProcess:
         status = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(status), os.fdopen(read_end, "rb"))
-        return cls(rank, process, status)
+        return cls(rank, process, status, on_loading)
 
     async def _read_status(self, status: asyncio.StreamReader) -> None:
-        if await status.readline() == b"ready\n":
-            self._ready.set()
+        while line := await status.readline():
+            if line == b"ready\n":
+                self._ready.set()
+            elif loading := Loading.from_line(line):
+                self.loading = loading
+                self._on_loading(self.rank, loading)
 
     @property
     def is_ready(self) -> bool:
@@ -121,7 +134,7 @@ class Pod:
             port = runner.addresses[0][1]
             log.info("HTTP on port %d; starting ranks %s", port, list(self._config.local_ranks))
             for rank in self._config.local_ranks:
-                self._ranks.append(await RankProcess.start(self._config, rank))
+                self._ranks.append(await RankProcess.start(self._config, rank, self._on_loading))
             for process in self._ranks:
                 self._spawn(self._watch(process))
             self._spawn(self._announce(port))
@@ -144,6 +157,10 @@ class Pod:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _on_loading(self, rank: int, loading: Loading) -> None:
+        if self._frontend is not None:
+            self._frontend.ranks[rank].loading = loading
 
     async def _announce(self, port: int) -> None:
         """Say when requests are taken."""

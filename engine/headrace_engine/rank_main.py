@@ -31,11 +31,13 @@ from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.ticket import CacheRegion
 from headrace_engine.kv.transfer import TransferAgent
 from headrace_engine.messages import Hello, Welcome
+from headrace_engine.models.progress import LoadProgress, Report
 from headrace_engine.models.protocol import ForwardBatch, Model
 from headrace_engine.plan import CachePlan, available_memory_bytes, choose_block_size, plan_cache
 from headrace_engine.rank import RankLoop
 from headrace_engine.runner import Runner
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
+from headrace_engine.server.loading import Loading
 from headrace_engine.transfers import Transfers
 
 WELCOME_SECONDS = 600.0
@@ -83,6 +85,7 @@ def _run(config: EngineConfig, rank: int, status_fd: int) -> None:
         expert_parallel=config.has_collectives,
         dtype=config.dtype,
         cache_dtype=config.cache_dtype,
+        progress=LoadProgress(_progress_report(status_fd)),
     )
     plan = _plan(config, model)
     log.info("weights loaded in %.1f s; %s", time.monotonic() - started, plan.describe())
@@ -119,6 +122,21 @@ def _run(config: EngineConfig, rank: int, status_fd: int) -> None:
         control.close()
     if group is not None:
         group.close()
+
+
+def _progress_report(status_fd: int) -> Report:
+    """Tells the pod, and the log at every tenth of the bytes."""
+    logged_tenths = 0
+
+    def report(num_loaded: int, num_bytes: int) -> None:
+        nonlocal logged_tenths
+        os.write(status_fd, Loading(num_loaded, num_bytes).to_line())
+        tenths = 10 * num_loaded // max(1, num_bytes)
+        if tenths > logged_tenths:
+            logged_tenths = tenths
+            log.info("read %d %% of %.2f GB of weights", 10 * tenths, num_bytes / 1e9)
+
+    return report
 
 
 def _plan(config: EngineConfig, model: Model) -> CachePlan:

@@ -15,6 +15,7 @@ from headrace_engine.models.info import ModelInfo, read_configs
 if TYPE_CHECKING:
     from headrace_engine.models.deepseek_v4.model import DeepseekV4
     from headrace_engine.models.outline import Outline
+    from headrace_engine.models.progress import LoadProgress
 
 __all__ = ["ModelError", "ModelInfo", "describe_config", "load", "outline_of", "stored_bytes_of"]
 
@@ -62,6 +63,7 @@ def load(
     dtype: str = "auto",
     cache_dtype: str = "auto",
     device: str = "cpu",
+    progress: LoadProgress | None = None,
 ) -> DeepseekV4:
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
@@ -79,4 +81,5 @@ def load(
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=device,
+        progress=progress,
     )

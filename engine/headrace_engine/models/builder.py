@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -12,7 +15,12 @@ from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.names import Source
+from headrace_engine.models.progress import LoadProgress
 
+Layer = TypeVar("Layer")
+
+_MAX_THREADS = 8
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -52,9 +60,24 @@ class Builder:
         dtype: torch.dtype,
         device: str,
         experts: range,  # of this rank
+        progress: LoadProgress | None = None,
     ) -> None:
         self._checkpoint, self._sources = checkpoint, sources
         self._dtype, self._device, self._experts = dtype, device, experts
+        self._progress = progress
+        if progress is not None:
+            progress.start(sum(self._num_bytes(name) for name in sources if self._is_needed(name)))
+
+    def each_layer(self, build: Callable[[int], Layer], num_layers: int) -> list[Layer]:
+        """[build(0), build(1), ...], several at a time: one waits for the disk while another converts."""
+        num_threads = min(_MAX_THREADS, max(2, torch.get_num_threads()))
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="load") as pool:
+            futures = [pool.submit(build, index) for index in range(num_layers)]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # those that run finish their layer
+                raise
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor in the model dtype, or the given one."""
@@ -117,9 +140,22 @@ class Builder:
         stored = self._checkpoint.read(source.name)
         if source.scale is None:
             target.copy_(stored)
-            return
-        scale = self._checkpoint.read(source.scale)
-        try:
-            dequantize_into(target, stored.to(target.device), scale.to(target.device))
-        except ValueError as error:
-            raise ModelError(f"{self._checkpoint.tensors[source.name].file}: tensor {source.name}: {error}") from error
+        else:
+            scale = self._checkpoint.read(source.scale)
+            try:
+                dequantize_into(target, stored.to(target.device), scale.to(target.device))
+            except ValueError as error:
+                file = self._checkpoint.tensors[source.name].file
+                raise ModelError(f"{file}: tensor {source.name}: {error}") from error
+        if self._progress is not None:
+            self._progress.add(self._num_bytes(name))
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether this rank reads the tensor: all but the experts of other ranks."""
+        expert = _EXPERT.search(name)
+        return expert is None or int(expert[1]) in self._experts
+
+    def _num_bytes(self, name: str) -> int:
+        """In the checkpoint, scales included."""
+        source, tensors = self._sources[name], self._checkpoint.tensors
+        return tensors[source.name].num_bytes + (tensors[source.scale].num_bytes if source.scale else 0)

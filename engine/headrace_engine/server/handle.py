@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from headrace_engine.messages import Failed, Hello, Pushed, RankState, TicketReady, Tokens
+from headrace_engine.server.loading import Loading
 
 Item = TicketReady | Tokens | Pushed | Failed
 
@@ -60,4 +61,5 @@ class RankView:
         self.rank = rank
         self.hello: Hello | None = None
         self.state: RankState | None = None
+        self.loading: Loading | None = None  # of ranks on the leader's own pod
         self.num_live = 0

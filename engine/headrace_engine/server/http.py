@@ -202,6 +202,8 @@ async def _echo_id(request: web.Request, response: web.StreamResponse) -> None:
 
 def _rank_state(view: RankView) -> dict[str, Any]:
     state: dict[str, Any] = {"rank": view.rank, "ready": view.hello is not None, "live_requests": view.num_live}
+    if view.loading is not None:
+        state |= view.loading.state()
     if view.hello is not None:
         state["incarnation"] = view.hello.incarnation
         state["num_blocks"] = view.hello.num_blocks

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from headrace_engine.core import FinishReason
 from headrace_engine.messages import RankState
+from headrace_engine.server import loading
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Usage
 
@@ -155,6 +156,12 @@ class _RankCollector(Collector):
                 waiting.add_metric(labels, view.state.num_waiting)
                 usage.add_metric(labels, 1 - view.state.num_free_blocks / view.hello.num_blocks)
         yield from (waiting, usage, live)
+        for name, text, field in loading.GAUGES:
+            family = GaugeMetricFamily(name, text, labels=_LABELS)
+            for view in self._frontend.ranks:
+                if view.loading is not None:
+                    family.add_metric((self._model_name, str(view.rank)), getattr(view.loading, field))
+            yield family
         ready = GaugeMetricFamily("headrace:ready", "1 if the group takes requests.", labels=("model_name",))
         ready.add_metric((self._model_name,), int(self._frontend.is_ready))
         yield ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from headrace_engine import models
 from headrace_engine.models import ModelError
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
+from headrace_engine.models.headers import read_headers, shard_files
+from headrace_engine.models.progress import LoadProgress
 
 TOKENS = random_tokens(40, seed=9)
 
@@ -112,6 +115,24 @@ def test_a_rank_reads_and_holds_only_its_own_experts(
     for ours, whole in zip(share.layers, model.layers, strict=True):
         assert torch.equal(ours.moe.w13.plain(), whole.moe.w13.plain()[4:])
         assert torch.equal(ours.moe.w2.plain(), whole.moe.w2.plain()[4:])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_reads_half_of_the_experts_bytes_and_all_that_every_rank_needs(tiny_path: Path, rank: int) -> None:
+    stored = read_headers(shard_files(tiny_path)).values()
+    expert_bytes = sum(tensor.num_bytes for tensor in stored if ".experts." in tensor.name)
+    total = sum(tensor.num_bytes for tensor in stored) - expert_bytes // 2
+    reports: list[tuple[int, int]] = []
+    progress = LoadProgress(lambda done, total: reports.append((done, total)))
+    models.load(tiny_path, rank=rank, num_ranks=2, expert_parallel=True, progress=progress)
+    assert (reports[0], reports[-1]) == ((0, total), (total, total))
+
+
+def test_the_first_layer_that_cannot_be_built_says_why_and_ends_the_load(copy: Path) -> None:
+    rewrite(copy, lambda weights: weights["layers.1.ffn.gate.tid2eid"].fill_(-1))
+    with pytest.raises(ModelError, match=r"layers\.1\.ffn\.gate\.tid2eid names experts outside"):
+        models.load(copy)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("load")]
 
 
 def test_without_expert_parallel_every_rank_holds_all(tiny_path: Path) -> None:

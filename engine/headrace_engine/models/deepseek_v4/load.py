@@ -16,10 +16,18 @@ from headrace_engine.models.deepseek_v4.names import match_checkpoint
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import eos_token_ids, read_configs
 from headrace_engine.models.moe import MoE
+from headrace_engine.models.progress import LoadProgress
 
 
 def load_model(
-    path: Path, *, expert_rank: int, num_expert_ranks: int, dtype: str, cache_dtype: str, device: str
+    path: Path,
+    *,
+    expert_rank: int,
+    num_expert_ranks: int,
+    dtype: str,
+    cache_dtype: str,
+    device: str,
+    progress: LoadProgress | None = None,
 ) -> DeepseekV4:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
@@ -31,8 +39,9 @@ def load_model(
     dtype = resolve_dtype(dtype, config.dtype, "dtype")
     cache_dtype = resolve_dtype(cache_dtype, config.dtype, "cache dtype")
     with Checkpoint(path) as checkpoint:
-        builder = Builder(checkpoint, match_checkpoint(config, checkpoint.stored()), DTYPES[dtype], device, experts)
-        layers = [_layer(builder, config, index) for index in range(config.num_layers)]
+        sources = match_checkpoint(config, checkpoint.stored())
+        builder = Builder(checkpoint, sources, DTYPES[dtype], device, experts, progress)
+        layers = builder.each_layer(lambda index: _layer(builder, config, index), config.num_layers)
         return DeepseekV4(
             config,
             embedding=builder.tensor("embed.weight"),
