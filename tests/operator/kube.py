@@ -14,7 +14,7 @@ from e2e.support.headrace import OPERATOR_NAMESPACE
 
 from headrace_operator import names
 
-_OPERATOR_SELECTOR = "app.kubernetes.io/name=headrace-operator"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=headrace-operator"
 
 # Stands in for the engine where only the operator is tested: answers its probes, and ends when told to.
 STAND_IN = """
@@ -100,7 +100,7 @@ class Operator:
 
     def __init__(self, cluster: Cluster) -> None:
         self._namespace = Namespace(cluster, OPERATOR_NAMESPACE)
-        (name,) = self._namespace.run("get", "deployment", "-l", _OPERATOR_SELECTOR, "-o", "name").split()
+        (name,) = self._namespace.run("get", "deployment", "-l", OPERATOR_SELECTOR, "-o", "name").split()
         self._name = name
 
     def stop(self) -> None:
@@ -112,7 +112,7 @@ class Operator:
         self._namespace.run("rollout", "status", self._name, "--timeout=80s")
 
     def _pods(self) -> list[str]:
-        return self._namespace.run("get", "pods", "-l", _OPERATOR_SELECTOR, "-o", "name").split()
+        return self._namespace.run("get", "pods", "-l", OPERATOR_SELECTOR, "-o", "name").split()
 
     def num_writes(self) -> float:
         """Requests since its start that could change something."""
