@@ -14,3 +14,7 @@ bench-transfer: setup ## GB/s of a KV push against a bare NIXL write of the same
 .PHONY: bench-operator-steady
 bench-operator-steady: setup ## API writes per minute and memory of the operator while nothing changes (needs a cluster with the chart)
 	$(PYTHON) -m tests.bench.operator_steady $(BENCH_ARGS)
+
+.PHONY: bench-operator
+bench-operator: setup ## Pods made, ready and removed by the operator, beside the Deployment controller (1,000 pods on kwok)
+	$(PYTHON) -m tests.bench.operator_scale $(BENCH_ARGS)

@@ -1,0 +1,66 @@
+"""The comparison with Deployments: both make the same pods, and what is read from events and metrics is read right."""
+
+from __future__ import annotations
+
+import pytest
+from tests.bench.operator_scale import SHAPES, Shape, costs, deployments, disagg_deployments
+from tests.bench.podwatch import Tally
+from tests.bench.prometheus import samples_of
+
+from headrace_operator.decide import Defaults
+from headrace_operator.manifests import DisaggDeployment
+from headrace_operator.preview import preview
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_both_sides_make_the_same_number_of_pods(shape: Shape) -> None:
+    theirs = sum(body["spec"]["replicas"] for body in deployments(shape))
+    first, *others = disagg_deployments(shape)
+    made = preview(DisaggDeployment.from_manifest(first), Defaults("none:1", "none:1"))
+    ours = sum(body["kind"] == "Pod" for body in made) * (1 + len(others))
+    assert ours == theirs == 1000
+
+
+def test_pods_are_counted_from_events() -> None:
+    tally = Tally()
+    for line in ("ADDED a <none>", "ADDED b <none>", "MODIFIED a True", "MODIFIED a True", "DELETED b <none>"):
+        tally.take(line)
+    assert (len(tally.is_ready), tally.num_ready) == (1, 1)
+    tally.take("MODIFIED a False")
+    assert tally.num_ready == 0
+    tally.take("DELETED a False")
+    assert (len(tally.is_ready), tally.num_ready) == (0, 0)
+
+
+BEFORE = """\
+# TYPE headrace_operator_reconcile_duration_seconds histogram
+headrace_operator_reconcile_duration_seconds_bucket{le="0.1",result="ok"} 5
+headrace_operator_reconcile_duration_seconds_bucket{le="1.0",result="ok"} 5
+headrace_operator_reconcile_duration_seconds_bucket{le="+Inf",result="ok"} 5
+headrace_operator_reconcile_duration_seconds_count{result="ok"} 5
+headrace_operator_reconcile_duration_seconds_sum{result="ok"} 0.1
+# TYPE headrace_operator_api_calls counter
+headrace_operator_api_calls_total{verb="apply",kind="Pod"} 10
+"""
+AFTER = """\
+# TYPE headrace_operator_reconcile_duration_seconds histogram
+headrace_operator_reconcile_duration_seconds_bucket{le="0.1",result="ok"} 14
+headrace_operator_reconcile_duration_seconds_bucket{le="1.0",result="ok"} 15
+headrace_operator_reconcile_duration_seconds_bucket{le="+Inf",result="ok"} 15
+headrace_operator_reconcile_duration_seconds_count{result="ok"} 15
+headrace_operator_reconcile_duration_seconds_sum{result="ok"} 1.1
+# TYPE headrace_operator_api_calls counter
+headrace_operator_api_calls_total{verb="apply",kind="Pod"} 40
+headrace_operator_api_calls_total{verb="update",kind="Lease"} 99
+# TYPE process_resident_memory_bytes gauge
+process_resident_memory_bytes 1048576
+"""
+
+
+def test_costs_are_what_came_between_two_looks() -> None:
+    spent = costs(samples_of(BEFORE), samples_of(AFTER))
+    assert spent["passes"] == 10
+    assert spent["requests per pass"] == 3
+    assert spent["pass p50 (ms)"] == 100
+    assert spent["pass p99 (ms)"] == 1000
+    assert spent["memory (MiB)"] == 1
