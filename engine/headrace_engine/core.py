@@ -41,12 +41,29 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"  # see RequestError
 
 
+NOT_FINITE = -1  # in place of a token: the model's logits are no numbers
+GRAMMAR_FAILED = -2  # in place of a token: the grammar allows none, or is too complex to say
+
+
+class TokenScore(msgspec.Struct, frozen=True, array_like=True):
+    """What the model itself thought of one token: natural logarithms of its own probabilities, before any adjustment,
+    temperature or truncation. rank: 1 is the likeliest. top: the likeliest tokens with theirs, likeliest first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to choose tokens. temperature 0 is greedy; top_k 0 keeps all; seed None draws a fresh one.
 
     min_p: of the likeliest token's probability, below which others are dropped. min_tokens: so many come before any
     end but that of max_tokens. stop_token_ids end an answer beside the model's own, even with ignore_eos.
     logit_bias: (token, what is added to its logit). Penalties: see sampling.adjust.
+    num_logprobs: how many likeliest tokens to score beside each generated one; None: score nothing.
+    num_prompt_logprobs: the same for the tokens of the prompt but the first.
+    grammar: what the answer must follow (see sampling.grammar), from behind the first token grammar_after on, if given.
     """
 
     max_tokens: int = 16
@@ -62,6 +79,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    grammar: str | None = None
+    grammar_after: int | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -70,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def adjusts_logits(self) -> bool:
         """Whether a step must touch this request's logits before a token is chosen."""
-        return bool(self.logit_bias or self.min_tokens or self.has_penalties)
+        return bool(self.logit_bias or self.min_tokens or self.has_penalties or self.grammar is not None)
 
 
 class Region(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace_engine.core import EngineRequest, FinishReason, RequestError, Ticket
+from headrace_engine.core import EngineRequest, FinishReason, RequestError, Ticket, TokenScore
 
 # --- frontend -> rank ------------------------------------------------------------------------------------------------
 
@@ -49,16 +49,20 @@ class TicketReady(msgspec.Struct, tag="ticket"):
     ticket: Ticket
 
 
-class Tokens(msgspec.Struct, tag="tokens"):
+class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     """New tokens of one request; the last one carries the finish reason.
 
     num_cached_tokens: prompt tokens that prefill found in its prefix cache (never those received from a peer).
+    scores: of each of these tokens, if the request asked for them. prompt_scores: of all prompt tokens but the first,
+    with the first token of the answer.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    scores: list[TokenScore] = []
+    prompt_scores: list[TokenScore] = []
 
 
 class Pushed(msgspec.Struct, tag="pushed"):

@@ -19,7 +19,8 @@ import time
 import msgspec
 
 from headrace_engine.control import ControlClient
-from headrace_engine.core import Leg
+from headrace_engine.core import Leg, RequestError
+from headrace_engine.grammars import PendingGrammars
 from headrace_engine.group import StepGroup
 from headrace_engine.messages import (
     Abort,
@@ -59,6 +60,7 @@ class RankLoop:
         runner: Runner,
         transfers: Transfers | None,
         group: StepGroup | None,
+        grammars: PendingGrammars,
     ) -> None:
         self._rank = rank
         self._control = control
@@ -66,6 +68,7 @@ class RankLoop:
         self._runner = runner
         self._transfers = transfers
         self._group = group
+        self._grammars = grammars
         self._items: list[Item] = []
         self._num_steps = 0
         self._is_leaving = False
@@ -87,14 +90,15 @@ class RankLoop:
         if self._transfers is not None:
             self._items += self._transfers.poll()
         now = time.monotonic()
+        self._add_guided(now)
         step = self._scheduler.schedule(now, others_generate=self._group_generates)
         self._runner.copy_slots(step.slot_copies)
         self._act()
         must_run, may_leave = self._agree(bool(step.rows))
         if must_run:
-            tokens = self._runner.run(step.rows)
+            output = self._runner.run(step.rows)
             self._num_steps += 1
-            self._runner.copy_slots(self._scheduler.commit(step, tokens))
+            self._runner.copy_slots(self._scheduler.commit(step, output))
             self._act()
         self._send_items()
         self._report()
@@ -104,14 +108,14 @@ class RankLoop:
 
     def _agree(self, has_work: bool) -> tuple[bool, bool]:
         """Whether to run a forward now, and whether to leave. A collective if the group steps together."""
-        wants_to_leave = self._is_leaving and self._scheduler.is_empty
+        wants_to_leave = self._is_leaving and self._is_empty
         self._idle_wait_seconds = 0.0
         if self._group is None:
             return has_work, wants_to_leave
         # A rank that waits for KV keeps the whole group attentive: its work can start at any moment.
         agreement = self._group.agree(
             has_work=has_work,
-            was_woken=self._was_woken or not self._scheduler.is_empty,
+            was_woken=self._was_woken or not self._is_empty,
             wants_to_leave=wants_to_leave,
             generates=self._scheduler.generates,
         )
@@ -121,12 +125,16 @@ class RankLoop:
             self._idle_wait_seconds = agreement.idle_wait_seconds
         return agreement.must_run, agreement.may_leave
 
+    @property
+    def _is_empty(self) -> bool:
+        return self._scheduler.is_empty and self._grammars.is_empty
+
     # --- in ---
 
     def _take_messages(self) -> None:
         wait = self._idle_wait_seconds
         if wait:
-            if not self._scheduler.is_empty or self._state() != self._last_state:
+            if not self._is_empty or self._state() != self._last_state:
                 wait = min(wait, WAITING_SECONDS)
             self._control.wait(wait)
         for message in self._control.receive():
@@ -138,7 +146,8 @@ class RankLoop:
         if isinstance(message, Add):
             self._add(message)
         elif isinstance(message, Abort):
-            self._scheduler.abort(message.request_id)
+            if not self._grammars.abort(message.request_id):
+                self._scheduler.abort(message.request_id)
         elif isinstance(message, Shutdown):
             self._is_leaving = True
 
@@ -151,16 +160,27 @@ class RankLoop:
             if error is not None:
                 self._items.append(Failed(request.request_id, error))
                 return
-        self._scheduler.add(request, time.monotonic())
+        if request.sampling.grammar is not None:
+            self._grammars.add(request, time.monotonic())
+        else:
+            self._scheduler.add(request, time.monotonic())
+
+    def _add_guided(self, now: float) -> None:
+        """Requests whose grammar is ready."""
+        if self._grammars.is_empty:
+            return
+        for request, guide in self._grammars.poll(now):
+            if isinstance(guide, RequestError):
+                self._items.append(Failed(request.request_id, guide))
+            else:
+                self._scheduler.add(request, now, guide)
 
     # --- out ---
 
     def _act(self) -> None:
         for action in self._scheduler.take_actions():
             if isinstance(action, Generated):
-                self._items.append(
-                    Tokens(action.request_id, [action.token_id], action.finish_reason, action.num_cached_tokens)
-                )
+                self._items.append(_tokens(action))
             elif isinstance(action, Refused):
                 self._items.append(Failed(action.request_id, action.error))
                 if self._transfers is not None:
@@ -217,3 +237,15 @@ class RankLoop:
             num_stale_notices_total=stats.num_stale_notices_total,
             oldest_transfer_age_seconds=round(stats.oldest_age_seconds, 1),
         )
+
+
+def _tokens(action: Generated) -> Tokens:
+    scores = [] if action.score is None else [action.score]
+    return Tokens(
+        action.request_id,
+        [action.token_id],
+        action.finish_reason,
+        action.num_cached_tokens,
+        scores,
+        list(action.prompt_scores),
+    )

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from headrace_engine.core import Region, Role
 from headrace_engine.ep.alltoall import AllToAllExchange
 from headrace_engine.ep.exchange import Exchange
 from headrace_engine.ep.local import LocalExchange
+from headrace_engine.grammars import PendingGrammars
 from headrace_engine.group import StepGroup, join
 from headrace_engine.kv import layout
 from headrace_engine.kv.blocks import BlockPool
@@ -36,6 +38,7 @@ from headrace_engine.models.protocol import ForwardBatch, Model
 from headrace_engine.plan import CachePlan, available_memory_bytes, choose_block_size, plan_cache
 from headrace_engine.rank import RankLoop
 from headrace_engine.runner import Runner
+from headrace_engine.sampling.grammar import GrammarCompiler
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
 from headrace_engine.server.loading import Loading
 from headrace_engine.transfers import Transfers
@@ -114,9 +117,12 @@ def _run(config: EngineConfig, rank: int, status_fd: int) -> None:
     _say_hello(control, hello)
     os.write(status_fd, b"ready\n")
     log.info("ready after %.1f s", time.monotonic() - started)
+    compiler = GrammarCompiler(Path(config.model) / "tokenizer.json", model.vocab_size, model.eos_token_ids)
+    grammars = PendingGrammars(compiler, control.wake)
     try:
-        RankLoop(rank, control, scheduler, runner, transfers, group).run()
+        RankLoop(rank, control, scheduler, runner, transfers, group, grammars).run()
     finally:
+        grammars.close()
         if transfers is not None:
             transfers.close()
         control.close()

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from headrace_engine.core import TokenScore
 from headrace_engine.ep.exchange import Exchange
 from headrace_engine.models.protocol import ForwardBatch, GroupKind, Model
 from headrace_engine.sampling.sampler import Sampler
-from headrace_engine.sequence import Row
+from headrace_engine.sampling.scores import score
+from headrace_engine.sequence import MAX_SCORED_PER_STEP, Row, StepOutput
 from headrace_engine.sequence import Sequence as EngineSequence
 
 
@@ -44,7 +46,7 @@ class Runner:
         self._starts = _Buffer(max_sequences + 1)
         self._context_lens = _Buffer(max_sequences)
         self._slots = _Buffer(max_sequences)
-        self._logit_rows = _Buffer(max_sequences)
+        self._logit_rows = _Buffer(max_sequences + MAX_SCORED_PER_STEP)
         self._tables = np.zeros((num_slots, max_blocks), dtype=np.int32)  # by state slot
         self._table_sources: list[list[int] | None] = [None] * num_slots  # whose block ids a table row has
         self._table_lens = [0] * num_slots
@@ -56,11 +58,32 @@ class Runner:
                 tensor[destination].copy_(tensor[source])
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row]) -> list[int]:
-        """One forward; a token for each row that samples, in order. No rows: join the group's collectives only."""
+    def run(self, rows: Sequence[Row]) -> StepOutput:
+        """One forward, and what its rows ask of it. No rows: join the group's collectives only."""
         logits = self._model.forward(self._batch(rows), self._cache, self._exchange)
         sequences = [row.sequence for row in rows if row.samples]
-        return self._sampler.sample(logits, sequences) if sequences else []
+        if len(logits) == len(sequences):
+            token_ids, scores = self._sampler.sample(logits, sequences) if sequences else ([], {})
+            return StepOutput(token_ids, scores)
+        return self._run_scored(logits, rows, sequences)
+
+    def _run_scored(self, logits: torch.Tensor, rows: Sequence[Row], sequences: Sequence[EngineSequence]) -> StepOutput:
+        """As `run` for a step that scores prompt tokens: their logits come before the row's own."""
+        sampled: list[int] = []
+        prompt_scores: dict[int, list[TokenScore]] = {}
+        first = 0
+        for index, row in enumerate(rows):
+            scored, sequence = row.scored, row.sequence
+            if scored:
+                followers = sequence.token_ids[scored.start + 1 : scored.stop + 1]
+                num_top = sequence.sampling.num_prompt_logprobs or 0
+                prompt_scores[index] = score(logits[first : first + len(scored)], followers, num_top)
+                first += len(scored)
+            if row.samples:
+                sampled.append(first)
+                first += 1
+        token_ids, scores = self._sampler.sample(logits[sampled], sequences) if sequences else ([], {})
+        return StepOutput(token_ids, scores, prompt_scores)
 
     def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
         num_tokens = num_logits = max_context = max_blocks = 0
@@ -80,6 +103,9 @@ class Runner:
             starts[i + 1] = num_tokens
             contexts[i] = end
             slots[i] = sequence.state_slot
+            for position in row.scored:
+                self._logit_rows.host[num_logits] = num_tokens - end + position
+                num_logits += 1
             if row.samples:
                 self._logit_rows.host[num_logits] = num_tokens - 1
                 num_logits += 1

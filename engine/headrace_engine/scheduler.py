@@ -22,13 +22,23 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError
+from headrace_engine.core import (
+    GRAMMAR_FAILED,
+    NOT_FINITE,
+    EngineRequest,
+    FinishReason,
+    Leg,
+    RequestError,
+    TokenScore,
+)
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.prefix import PrefixHit
 from headrace_engine.sequence import (
+    MAX_SCORED_PER_STEP,
     Action,
     CancelPush,
     Generated,
+    Guide,
     IssueTicket,
     PushBlocks,
     PushEnd,
@@ -38,7 +48,13 @@ from headrace_engine.sequence import (
     Sequence,
     Status,
     Step,
+    StepOutput,
 )
+
+_WITHOUT_TOKEN = {
+    NOT_FINITE: "the model's logits are not finite",
+    GRAMMAR_FAILED: "the grammar allows no next token, or is too complex to tell which",
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,7 @@ class Scheduler:
         self._num_pushing = 0
         self._slot_copies: list[tuple[int, int]] = []
         self._actions: list[Action] = []
+        self._num_scored = 0  # prompt tokens of the step that get a score
         self._blocked: tuple[str, int, int] | None = None  # head of the queue and free blocks, slots when it failed
 
     # --- counts ------------------------------------------------------------------------------------------------------
@@ -107,8 +124,8 @@ class Scheduler:
 
     # --- requests come and go ----------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, now: float) -> None:
-        """Queue a request. A refusal is an action; nothing is reserved for it."""
+    def add(self, request: EngineRequest, now: float, guide: Guide | None = None) -> None:
+        """Queue a request. A refusal is an action; nothing is reserved for it. guide: of a request with a grammar."""
         if request.request_id in self._sequences:
             self._refuse(request.request_id, RequestError(400, f"request id {request.request_id!r} is in use"))
             return
@@ -123,7 +140,7 @@ class Scheduler:
             )
             self._refuse(request.request_id, error)
             return
-        sequence = Sequence.of(request, now)
+        sequence = Sequence.of(request, now, guide)
         self._sequences[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
@@ -184,6 +201,7 @@ class Scheduler:
         others_generate: another rank's answers wait for this step to end as well.
         """
         self._expire(now)
+        self._num_scored = 0
         rows: list[Row] = []
         budget = self.limits.max_batch_tokens
         prefilling: list[Sequence] = []
@@ -202,14 +220,12 @@ class Scheduler:
         copies, self._slot_copies = self._slot_copies, []
         return Step(rows, copies)
 
-    def commit(self, step: Step, sampled: list[int]) -> list[tuple[int, int]]:
-        """The step has run; `sampled` has one token per row that samples, in order; negative: there is none.
-
-        Returns state slots to copy at once, (from, to) in this order.
-        """
-        tokens = iter(sampled)
-        for row in step.rows:
+    def commit(self, step: Step, output: StepOutput) -> list[tuple[int, int]]:
+        """The step has run. Returns state slots to copy at once, (from, to) in this order."""
+        tokens = enumerate(output.token_ids)
+        for index, row in enumerate(step.rows):
             sequence = row.sequence
+            sequence.prompt_scores += output.prompt_scores.get(index, ())
             sequence.num_computed += row.num_tokens
             if row.num_tokens > 1 or sequence.num_generated == 0:
                 self._cache_prompt_boundary(sequence)
@@ -217,7 +233,8 @@ class Scheduler:
                 self.prompt_tokens_total += row.num_tokens
                 self._push_computed(sequence)
             elif row.samples:
-                self._take_token(sequence, next(tokens))
+                place, token_id = next(tokens)
+                self._take_token(sequence, token_id, output.scores.get(place))
         copies, self._slot_copies = self._slot_copies, []
         return copies
 
@@ -256,7 +273,8 @@ class Scheduler:
         num_blocks = self._num_blocks(sequence.num_target)
         hit = PrefixHit()
         # Without snapshots a cached prefix has no state: of use only to a sequence whose state is pushed.
-        if self._has_snapshots or (sequence.leg is Leg.DECODE and not sequence.was_admitted):
+        can_use = self._has_snapshots or (sequence.leg is Leg.DECODE and not sequence.was_admitted)
+        if can_use and not sequence.scores_prompt:
             hit = self.pool.match_prefix(sequence.token_ids, len(sequence.token_ids) - 1)
         num_new = num_blocks - len(hit.block_ids)
         if not self.pool.can_allocate(num_new, 1):
@@ -287,6 +305,11 @@ class Scheduler:
     def _add_chunk(self, rows: list[Row], sequence: Sequence, budget: int) -> int:
         """Add the sequence's next tokens to the step; returns how many."""
         num_tokens = min(sequence.num_target - sequence.num_computed, budget)
+        if sequence.scores_prompt:
+            num_tokens = min(num_tokens, MAX_SCORED_PER_STEP - self._num_scored)
+            self._num_scored += num_tokens
+            if not num_tokens:
+                return 0  # other prompts have used up this step's scores
         boundary = self._prompt_boundary(sequence)
         if self._has_snapshots and sequence.num_computed < boundary < sequence.num_computed + num_tokens:
             num_tokens = boundary - sequence.num_computed
@@ -318,9 +341,9 @@ class Scheduler:
 
     # --- results -----------------------------------------------------------------------------------------------------
 
-    def _take_token(self, sequence: Sequence, token_id: int) -> None:
+    def _take_token(self, sequence: Sequence, token_id: int, score: TokenScore | None) -> None:
         if token_id < 0:
-            self._refuse(sequence.request_id, RequestError(500, "the model's logits are not finite", "server_error"))
+            self._refuse(sequence.request_id, RequestError(500, _WITHOUT_TOKEN[token_id], "server_error"))
             self._running.remove(sequence)
             self._release(sequence)
             return
@@ -333,7 +356,10 @@ class Scheduler:
             reason = FinishReason.STOP
         elif sequence.num_generated >= sampling.max_tokens or len(sequence.token_ids) >= self.limits.max_model_len:
             reason = FinishReason.LENGTH
-        self._actions.append(Generated(sequence.request_id, token_id, reason, sequence.num_cached_tokens))
+        prompt_scores = tuple(sequence.prompt_scores) if sequence.num_generated == 1 else ()
+        self._actions.append(
+            Generated(sequence.request_id, token_id, reason, sequence.num_cached_tokens, score, prompt_scores)
+        )
         if reason is not None:
             self._running.remove(sequence)
             self._cache_full_blocks(sequence)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError, SamplingParams
+from headrace_engine.core import EngineRequest, FinishReason, Leg, RequestError, SamplingParams, TokenScore
+
+MAX_SCORED_PER_STEP = 128  # prompt tokens of one step that get a score: each has logits of the whole vocabulary
 
 
 class Status(enum.Enum):
@@ -14,6 +18,14 @@ class Status(enum.Enum):
     WAITING_FOR_KV = "waiting_for_kv"  # DECODE leg: ticket is out, blocks and slot are a peer's to write
     PUSHING = "pushing"  # PREFILL leg: computed (or cancelled), blocks and slot are still being read
     ENDED = "ended"
+
+
+class Guide(Protocol):
+    """What keeps an answer to its grammar (sampling.grammar)."""
+
+    def follow(self, token_ids: SequenceOf[int], num_prompt_tokens: int) -> bool: ...
+
+    def allow(self, words: Any) -> bool: ...
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -36,15 +48,17 @@ class Sequence:
     num_pushed_blocks: int = 0  # PREFILL: leading blocks handed to the transfer
     was_admitted: bool = False
     is_cancelled: bool = False
+    guide: Guide | None = None
+    prompt_scores: list[TokenScore] = field(default_factory=list)  # of tokens 1, 2, ... as far as computed
     adjusts_logits: bool = field(init=False)  # as the sampling says, looked up once
 
     def __post_init__(self) -> None:
         self.adjusts_logits = self.sampling.adjusts_logits
 
     @classmethod
-    def of(cls, request: EngineRequest, now: float) -> Sequence:
+    def of(cls, request: EngineRequest, now: float, guide: Guide | None = None) -> Sequence:
         prompt = list(request.prompt_token_ids)
-        return cls(request.request_id, request.leg, prompt, len(prompt), request.sampling, now)
+        return cls(request.request_id, request.leg, prompt, len(prompt), request.sampling, now, guide=guide)
 
     @property
     def num_target(self) -> int:
@@ -54,6 +68,12 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether tokens of the prompt still need a score: then they must be computed here, in small chunks."""
+        wants = self.sampling.num_prompt_logprobs is not None
+        return wants and len(self.prompt_scores) < self.num_prompt_tokens - 1
 
     @property
     def can_be_preempted(self) -> bool:
@@ -68,6 +88,28 @@ class Row:
     sequence: Sequence
     num_tokens: int
     samples: bool
+
+    @property
+    def scored(self) -> range:
+        """Positions in the sequence whose logits score the prompt token behind them."""
+        sequence = self.sequence
+        if not sequence.scores_prompt:
+            return range(0)
+        first = max(sequence.num_computed, len(sequence.prompt_scores))
+        return range(first, min(sequence.num_computed + self.num_tokens, sequence.num_prompt_tokens - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step has made.
+
+    token_ids: of the rows that sample, in order; negative: there is none (core). scores: of those tokens, where
+    asked for, by their place in token_ids. prompt_scores: of `Row.scored`, by the row's place in the step.
+    """
+
+    token_ids: list[int]
+    scores: dict[int, TokenScore] = field(default_factory=dict)
+    prompt_scores: dict[int, list[TokenScore]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +173,8 @@ class Generated:
     token_id: int
     finish_reason: FinishReason | None
     num_cached_tokens: int
+    score: TokenScore | None = None
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

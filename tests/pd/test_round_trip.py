@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -231,3 +232,37 @@ def test_a_prefill_engine_takes_prefill_legs_only(pair: tuple[Engine, Engine], l
     headers = {"x-headrace-leg": leg} if leg else {}
     reply = httpx.post(f"{pair[0].url}/v1/completions", json=completion([20]), headers=headers, timeout=TIMEOUT)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "wrong_role")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1.0, "seed": 3, "top_p": 0.9, "frequency_penalty": 1.5, "logit_bias": {"40": 3}},
+        {"logprobs": 2},
+        {"echo": True, "min_tokens": 3, "stop_token_ids": [40]},
+        {"structured_outputs": {"choice": ["to be", "not to be"]}, "ignore_eos": False, "max_tokens": 20},
+    ],
+    ids=["sampling", "logprobs", "echo", "grammar"],
+)
+def test_what_a_request_asks_of_its_answer_is_the_same_apart(
+    unified: Engine, pair: tuple[Engine, Engine], asked: dict[str, Any]
+) -> None:
+    prefill, decode = pair
+    body = completion(prompts_of([20], first=70)[0], **asked)
+    together = httpx.post(f"{unified.url}/v1/completions", json=body, timeout=TIMEOUT).json()["choices"]
+    apart = round_trip(prefill.url, decode.url, body)["choices"]
+    for choices in (together, apart):  # the logits of both are not equal in their last bits
+        logprobs = choices[0].pop("logprobs")
+        assert (logprobs is not None) == ("logprobs" in asked)
+        if logprobs:
+            assert logprobs["token_logprobs"] == [max(top.values()) for top in logprobs["top_logprobs"]]
+    assert apart == together
+    if "structured_outputs" in asked:
+        assert apart[0]["text"] in ("to be", "not to be")
+
+
+@pytest.mark.parametrize("asked", [{"n": 2}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 0}])
+def test_what_prefill_and_decode_apart_cannot_do_is_refused(pair: tuple[Engine, Engine], asked: dict[str, Any]) -> None:
+    body, headers = completion([40, 41], **asked), {"x-headrace-leg": "decode"}
+    reply = httpx.post(f"{pair[1].url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, next(iter(asked)))

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.core import SamplingParams
+from headrace_engine.core import NOT_FINITE, SamplingParams
 
-NOT_FINITE = -1  # in place of a token: the model's logits are no numbers
 _LEAST_TEMPERATURE = 1e-7  # fp32 has no room for much less, and nothing but the largest logit is left long before
 _BLOCK = 512  # tokens that are summed before anything is accumulated
 _FEW = 1024  # candidates that are sorted first; nearly always they hold top_p of the probability

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from headrace_engine.chat.parse import AnswerParser, CallPiece, Parsed
-from headrace_engine.core import FinishReason, SamplingParams
+from headrace_engine.core import FinishReason, SamplingParams, TokenScore
 from headrace_engine.messages import Failed, Tokens
 from headrace_engine.server.errors import ApiError
 from headrace_engine.server.handle import Item, RequestHandle
@@ -17,7 +17,8 @@ from headrace_engine.server.tokenize import Detokenizer, StopMatcher, Tokenizer
 class Delta:
     """What one step (or several that came together) adds to an answer.
 
-    has_calls: with the finish reason: the answer ends in tool calls that are whole.
+    has_calls: with the finish reason: the answer ends in tool calls that are whole. scores: of each token, if asked
+    for.
     """
 
     text: str
@@ -26,11 +27,13 @@ class Delta:
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
     has_calls: bool = False
+    scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
 
     @property
     def is_visible(self) -> bool:
         """Whether it shows a client anything but token ids."""
-        return bool(self.text or self.reasoning or self.calls or self.finish_reason is not None)
+        return bool(self.text or self.reasoning or self.calls or self.scores or self.finish_reason is not None)
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class Answer:
             if not isinstance(item, Tokens):
                 continue  # a ticket, which the leg has dealt with
             self.usage.num_cached_tokens = item.num_cached_tokens
+            delta.scores += item.scores
+            delta.prompt_scores += item.prompt_scores
             self._take_tokens(item, delta)
             if delta.finish_reason is not None:
                 break

@@ -15,6 +15,7 @@ from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.config import EngineConfig
 from headrace_engine.core import Leg, RequestError, Role
 from headrace_engine.messages import RankState
+from headrace_engine.sampling.grammar import GrammarCompiler
 from headrace_engine.server.errors import ApiError, bad_request, error_response, from_http_exception
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.handle import RankView
@@ -22,6 +23,7 @@ from headrace_engine.server.job import ModelCard, read_job
 from headrace_engine.server.legs import Legs
 from headrace_engine.server.metrics import CONTENT_TYPE, Metrics
 from headrace_engine.server.prompts import PromptEncoder
+from headrace_engine.server.structured import GrammarDoor
 from headrace_engine.server.tokenize import Tokenizer
 
 MAX_BODY_BYTES = 64 << 20
@@ -52,6 +54,7 @@ class Server:
         self._encoder = PromptEncoder(tokenizer)
         self._vocab_size = vocab_size
         self._chat_format = chat_format
+        self._grammars = GrammarDoor(GrammarCompiler(tokenizer.file, vocab_size, ()))
         self._metrics = Metrics(config.served_model_name, frontend)
         self._legs = Legs(frontend, tokenizer, self._metrics)
         self._started = int(time.time())
@@ -59,6 +62,7 @@ class Server:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_identify, self._answer_errors])
         app.on_response_prepare.append(_echo_id)
+        app.on_cleanup.append(self._close)
         app.add_routes(
             [
                 web.get("/v1/models", self._models),
@@ -72,6 +76,9 @@ class Server:
             ]
         )
         return app
+
+    async def _close(self, _: web.Application) -> None:
+        self._grammars.close()
 
     # --- inference ---
 
@@ -98,6 +105,7 @@ class Server:
             leg=leg,
             card=card,
             encoder=self._encoder,
+            grammars=self._grammars,
             arrived_at=arrived_at,
         )
         if leg is Leg.DECODE:

@@ -8,20 +8,31 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace_engine.chat.formats import ChatFormat
+from headrace_engine.chat.prompt import END_THINK
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
 from headrace_engine.server.answers import Format
 from headrace_engine.server.chat import ChatPlan, plan_chat
 from headrace_engine.server.errors import ApiError, bad_request
 from headrace_engine.server.prompts import PromptEncoder
-from headrace_engine.server.sampling import sampling_of, stops_of, too_long
+from headrace_engine.server.sampling import (
+    choice_of,
+    num_choices_of,
+    num_logprobs_of,
+    num_prompt_logprobs_of,
+    sampling_of,
+    stops_of,
+    too_long,
+)
 from headrace_engine.server.schema import (
+    MAX_PROMPTS,
     ChatBody,
     CompletionBody,
     decode_chat,
     decode_completion,
     prompts_of,
 )
+from headrace_engine.server.structured import GrammarDoor
 from headrace_engine.server.tokenize import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may use the whole context
@@ -54,7 +65,15 @@ class Job:
 
 
 async def read_job(
-    raw: bytes, *, is_chat: bool, label: str, leg: Leg, card: ModelCard, encoder: PromptEncoder, arrived_at: float
+    raw: bytes,
+    *,
+    is_chat: bool,
+    label: str,
+    leg: Leg,
+    card: ModelCard,
+    encoder: PromptEncoder,
+    grammars: GrammarDoor,
+    arrived_at: float,
 ) -> Job:
     """Raises ApiError for whatever is wrong with the request."""
     body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
@@ -72,29 +91,79 @@ async def read_job(
         prompts = [await _encode_chat(chat, encoder)]
     else:
         prompts = await _encode(body, card, encoder.tokenizer)
-    if len(prompts) > 1 and leg is not Leg.WHOLE:
-        raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
-    default = None if is_chat else COMPLETION_MAX_TOKENS
+    num_choices = num_choices_of(body)
+    _check_choices(body, leg, len(prompts), num_choices)
+    grammar, grammar_after = await _grammar(body, leg, chat, encoder.tokenizer, grammars)
     samplings = [
         sampling_of(
             body,
             len(prompt),
             max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
-            default_max_tokens=default,
+            default_max_tokens=None if is_chat else COMPLETION_MAX_TOKENS,
+            grammar=grammar,
+            grammar_after=grammar_after,
         )
         for prompt in prompts
     ]
-    options = body.stream_options
-    output = Format(
+    return Job(
         label,
-        card.name,
-        is_chat=is_chat,
-        with_token_ids=bool(body.return_token_ids),
-        with_usage=bool(options and options.include_usage),
-        with_running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        [prompt for prompt in prompts for _ in range(num_choices)],
+        [choice_of(sampling, index) for sampling in samplings for index in range(num_choices)],
+        stops,
+        is_stream,
+        _format(body, label, card.name, encoder.tokenizer, num_choices),
+        ticket,
+        arrived_at,
+        chat,
     )
-    return Job(label, prompts, samplings, stops, is_stream, output, ticket, arrived_at, chat)
+
+
+def _format(body: ChatBody | CompletionBody, label: str, model: str, tokenizer: Tokenizer, num_choices: int) -> Format:
+    options = body.stream_options
+    with_usage = bool(options and options.include_usage)
+    return Format(
+        label,
+        model,
+        tokenizer,
+        is_chat=isinstance(body, ChatBody),
+        num_choices=num_choices,
+        with_token_ids=bool(body.return_token_ids),
+        with_usage=with_usage,
+        with_running_usage=bool(with_usage and options and options.continuous_usage_stats),
+        with_logprobs=num_logprobs_of(body) is not None,
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+        echoes=isinstance(body, CompletionBody) and bool(body.echo),
+    )
+
+
+def _check_choices(body: ChatBody | CompletionBody, leg: Leg, num_prompts: int, num_choices: int) -> None:
+    """A ticket is for one sequence, and the scores of a prompt do not travel with its KV. Raises ApiError (400)."""
+    if num_prompts * num_choices > MAX_PROMPTS:
+        raise bad_request(f"at most {MAX_PROMPTS} choices in one request, for all prompts together", "n")
+    if leg is Leg.WHOLE:
+        return
+    apart = "not supported with prefill and decode apart"
+    if num_prompts > 1:
+        raise bad_request(f"several prompts in one request are {apart}", "prompt")
+    if num_choices > 1:
+        raise bad_request(f"n > 1 is {apart}; send the request n times", "n", "unsupported_value")
+    if num_prompt_logprobs_of(body) is not None:
+        name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(f"log-probabilities of the prompt ({name}) are {apart}", name, "unsupported_value")
+
+
+async def _grammar(
+    body: ChatBody | CompletionBody, leg: Leg, chat: ChatPlan | None, tokenizer: Tokenizer, grammars: GrammarDoor
+) -> tuple[str | None, int | None]:
+    """What the answer must follow, and the token behind which that begins. Prefill generates nothing: no grammar."""
+    grammar = None if leg is Leg.PREFILL else await grammars.grammar_of(body)
+    if grammar is None or chat is None:
+        return grammar, None
+    if chat.tools is not None:
+        message = "a grammar (response_format, structured_outputs) leaves no room for calls; send tool_choice none"
+        raise bad_request(message, "tools", "unsupported_value")
+    return grammar, tokenizer.marker_id(END_THINK) if chat.is_thinking else None
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:

@@ -162,12 +162,13 @@ class Legs:
         self, job: Job, index: int, answer: Answer, stream: EventStream, begun: Sequence[Item]
     ) -> None:
         timer: RequestTimer = self._metrics.request(answer.handle.rank, job.arrived_at)
-        head = job.format.first_chunk(index, job.prompts[index])
+        is_first = True
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))
+            head = job.format.first_chunk(index, job.prompts[index], delta.prompt_scores) if is_first else b""
+            is_first = False
             if data := head + job.format.chunk(index, delta, answer.usage):
                 await stream.write_answer(data)
-            head = b""
             if delta.finish_reason is not None:
                 timer.finished(delta.finish_reason.value, answer.usage)
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from headrace_engine.core import SamplingParams
+from headrace_engine.server import schema
 from headrace_engine.server.errors import ApiError, bad_request
-
-if TYPE_CHECKING:
-    from headrace_engine.server.schema import CommonBody
+from headrace_engine.server.schema import CommonBody
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
 
 
 def sampling_of(
-    body: CommonBody, num_prompt_tokens: int, *, max_model_len: int, vocab_size: int, default_max_tokens: int | None
+    body: CommonBody,
+    num_prompt_tokens: int,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    default_max_tokens: int | None,
+    grammar: str | None = None,
+    grammar_after: int | None = None,
 ) -> SamplingParams:
     """Checked sampling parameters; default_max_tokens None: all the room there is. Raises ApiError (400)."""
     max_tokens = _max_tokens(body, num_prompt_tokens, max_model_len, default_max_tokens)
@@ -53,7 +62,62 @@ def sampling_of(
         presence_penalty=_number(body, "presence_penalty", 0.0, -2, 2),
         frequency_penalty=_number(body, "frequency_penalty", 0.0, -2, 2),
         repetition_penalty=repetition_penalty,
+        num_logprobs=num_logprobs_of(body),
+        num_prompt_logprobs=num_prompt_logprobs_of(body),
+        grammar=grammar,
+        grammar_after=grammar_after,
     )
+
+
+def num_choices_of(body: CommonBody) -> int:
+    """`n`. Raises ApiError (400)."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise bad_request(f"n must be between 1 and {MAX_CHOICES}, not {n}", "n")
+    if body.best_of not in (None, n):
+        raise bad_request("best_of is not supported: every choice is returned", "best_of", "unsupported_value")
+    return n
+
+
+def choice_of(sampling: SamplingParams, index: int) -> SamplingParams:
+    """For choice `index` of a prompt's: the same, but for the seed."""
+    if index == 0 or sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + index) & (2**63 - 1))
+
+
+def num_logprobs_of(body: CommonBody) -> int | None:
+    """How many likeliest tokens to score with each generated one, None: no scores. Raises ApiError (400)."""
+    top = getattr(body, "top_logprobs", None)
+    if isinstance(body, schema.ChatBody):
+        if body.logprobs is not None and not isinstance(body.logprobs, bool):
+            raise bad_request("logprobs must be true or false in a chat; top_logprobs says how many", "logprobs")
+        if not body.logprobs:
+            if top:
+                raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+            return None
+        return _num_scores("top_logprobs", top or 0)
+    if body.logprobs is None or body.logprobs is False:
+        return None
+    if body.logprobs is True:
+        raise bad_request("logprobs must be a number in a completion", "logprobs")
+    return _num_scores("logprobs", body.logprobs)
+
+
+def num_prompt_logprobs_of(body: CommonBody) -> int | None:
+    """The same for the prompt's tokens: asked for as such, or with echo. Raises ApiError (400)."""
+    echoed = num_logprobs_of(body) if getattr(body, "echo", None) else None
+    if body.prompt_logprobs is None:
+        return echoed
+    if body.stream:
+        raise bad_request("prompt_logprobs and stream exclude each other", "prompt_logprobs")
+    return max(_num_scores("prompt_logprobs", body.prompt_logprobs), echoed or 0)
+
+
+def _num_scores(name: str, value: int) -> int:
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise bad_request(f"{name} must be between 0 and {MAX_LOGPROBS}, not {value}", name)
+    return value
 
 
 def stops_of(body: CommonBody) -> tuple[str, ...]:

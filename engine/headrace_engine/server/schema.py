@@ -40,17 +40,15 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     headrace_ticket: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    # Understood only as "not wanted":
     n: int | None = None
     best_of: int | None = None
     logprobs: bool | int | None = None
-    top_logprobs: int | None = None
     prompt_logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    bad_words: list[str] | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    # Understood only as "not wanted":
+    suffix: str | None = None
+    bad_words: list[str] | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -64,6 +62,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
 
 class CompletionBody(CommonBody, kw_only=True):
     prompt: Any
+    echo: bool | None = None
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -74,6 +73,7 @@ class ChatBody(CommonBody, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
 
 
 BodyT = TypeVar("BodyT", bound=CommonBody)
@@ -81,15 +81,8 @@ _completion_decoder = msgspec.json.Decoder(CompletionBody)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 # What each field may be besides absent, because it then asks for what happens anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
     "suffix": ("",),
     "bad_words": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -97,7 +90,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
 }
 _OF_CHATS = ("tools", "tool_choice", "reasoning_effort")  # what a chat may ask for; see chat.py
-_ALWAYS_REFUSED = ("prompt_logprobs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_ALWAYS_REFUSED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def decode_completion(body: bytes) -> CompletionBody:
@@ -139,16 +132,11 @@ def _refuse_unsupported(body: CommonBody) -> None:
         value = getattr(body, name)
         if name in _OF_CHATS and isinstance(body, ChatBody):
             continue
-        # By type as well: logprobs=0 asks for the chosen token's, logprobs=false for none.
-        if value is not None and not any(value == other and _kind(value) is _kind(other) for other in neutral):
+        if value is not None and value not in neutral:
             raise bad_request(f"{name}={value!r} is not supported", name, "unsupported_value")
     for name in _ALWAYS_REFUSED:
         if getattr(body, name) is not None:
-            raise bad_request(f"{name} is not supported", name, "unsupported_value")
-
-
-def _kind(value: Any) -> type:
-    return float if type(value) is int else type(value)
+            raise bad_request(f"{name} is not supported; use structured_outputs", name, "unsupported_value")
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:

@@ -16,6 +16,17 @@ _SHOWN = (THINK, END_THINK, DSML)
 _MAX_PENDING = 16  # tokens that may be an incomplete character; UTF-8 has at most 4 bytes
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write for bytes: printable ones for themselves, the others from
+    U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_alphabet()
+
+
 class TokenizerError(ValueError):
     """The checkpoint's tokenizer cannot be used."""
 
@@ -27,6 +38,7 @@ class Tokenizer:
         file = model_dir / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{model_dir} has no tokenizer.json")
+        self.file = file
         try:
             self._tokenizer: HfTokenizer = HfTokenizer.from_file(str(file))
             self._plain: HfTokenizer = HfTokenizer.from_file(str(file))
@@ -36,6 +48,7 @@ class Tokenizer:
         added = {
             token.content: (token_id, token) for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
         }
+        self._added = frozenset(added)
         self._marker_ids = {marker: added[marker][0] for marker in MARKERS if marker in added}
         # Vocabularies call some markers ordinary tokens; in a client's text none may be a token.
         self._plain.add_special_tokens(
@@ -57,6 +70,13 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """A client's text, in which special tokens are ordinary characters: nobody can forge a turn with it."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for by itself: perhaps a part of a character."""
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if token in self._added or not all(char in _BYTES for char in token):
+            return token.encode()
+        return bytes(_BYTES[char] for char in token)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, but for those that reasoning and tool calls are read by."""

@@ -17,12 +17,14 @@ from headrace_engine.chat.formats import V4Format
 from headrace_engine.config import EngineConfig
 from headrace_engine.control import ControlClient
 from headrace_engine.ep.local import LocalExchange
+from headrace_engine.grammars import PendingGrammars
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.layout import allocate_cache
 from headrace_engine.messages import Hello
 from headrace_engine.models.deepseek_v4.tiny_tokenizer import write_tokenizer
 from headrace_engine.rank import RankLoop
 from headrace_engine.runner import Runner
+from headrace_engine.sampling.grammar import GrammarCompiler
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.http import Server
@@ -46,6 +48,7 @@ class Harness:
     client: TestClient
     frontend: Frontend
     scheduler: Scheduler
+    tokenizer: Tokenizer
 
     async def all_free(self) -> bool:
         """Whether the rank gives everything back within a second."""
@@ -57,8 +60,11 @@ class Harness:
 
 
 class _Rank(threading.Thread):
-    def __init__(self, control_port: int, scheduler: Scheduler, model: ToyModel, sizes: Sizes) -> None:
+    def __init__(
+        self, control_port: int, scheduler: Scheduler, model: ToyModel, sizes: Sizes, tokenizer_file: Path
+    ) -> None:
         super().__init__(daemon=True)
+        self._compiler = GrammarCompiler(tokenizer_file, VOCAB, (EOS,))
         self._model = model
         self._sizes = sizes
         self._control_port = control_port
@@ -79,9 +85,11 @@ class _Rank(threading.Thread):
         )
         control = ControlClient("127.0.0.1", self._control_port, 0)
         control.send(Hello(0, "incarnation", "fingerprint", sizes.max_model_len, sizes.num_blocks))
+        grammars = PendingGrammars(self._compiler, control.wake)
         try:
-            RankLoop(0, control, self.scheduler, runner, None, None).run()
+            RankLoop(0, control, self.scheduler, runner, None, None, grammars).run()
         finally:
+            grammars.close()
             control.close()
 
 
@@ -132,7 +140,7 @@ async def engine(
     num_tokens = sizes.max_batch_tokens
     limits = SchedulerLimits(num_tokens, num_tokens, MAX_SEQUENCES, max_waiting, sizes.max_model_len, frozenset({EOS}))
     scheduler = Scheduler(limits, BlockPool(sizes.num_blocks, 2 * MAX_SEQUENCES, BLOCK), has_snapshots=True)
-    rank = _Rank(control_port, scheduler, model, sizes)
+    rank = _Rank(control_port, scheduler, model, sizes, tokenizer.file)
     rank.start()
     chat_format = V4Format(thinks_by_default=tokenizer.thinks_by_default)
     app = Server(config, frontend, tokenizer, vocab_size=VOCAB, chat_format=chat_format).app()
@@ -140,7 +148,7 @@ async def engine(
     await client.start_server()
     async with asyncio.timeout(20):
         await frontend.all_ready.wait()
-    yield Harness(client, frontend, scheduler)
+    yield Harness(client, frontend, scheduler, tokenizer)
     await client.close()
     frontend.shut_down_ranks()
     await asyncio.to_thread(rank.join, 10)

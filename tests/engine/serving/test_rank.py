@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 from tests.engine.serving.toy import ToyModel, expected
 
-from headrace_engine.core import EngineRequest, Leg, SamplingParams
+from headrace_engine.core import EngineRequest, Leg, RequestError, SamplingParams
 from headrace_engine.ep.local import LocalExchange
 from headrace_engine.group import Agreement
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.layout import allocate_cache
-from headrace_engine.messages import Abort, Add, Batch, FromRank, Shutdown, Tokens, ToRank, Wake, Welcome
+from headrace_engine.messages import Abort, Add, Batch, Failed, FromRank, Shutdown, Tokens, ToRank, Wake, Welcome
 from headrace_engine.rank import RankLoop
 from headrace_engine.runner import Runner
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
+from headrace_engine.sequence import StepOutput
 
 BLOCK, NUM_BLOCKS, NUM_SLOTS = 4, 16, 8
 
@@ -55,6 +56,31 @@ class Group:
         return Agreement(**{**vars(agreement), **self.answer})
 
 
+class Grammars(dict[str, EngineRequest]):
+    """Requests whose grammar is being compiled, until a test says what has come of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[EngineRequest, Any]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self and not self.done
+
+    def add(self, request: EngineRequest, _: float) -> None:
+        self[request.request_id] = request
+
+    def abort(self, request_id: str) -> bool:
+        return self.pop(request_id, None) is not None
+
+    def finish(self, request_id: str, result: Any) -> None:
+        self.done.append((self.pop(request_id), result))
+
+    def poll(self, _: float) -> list[tuple[EngineRequest, Any]]:
+        done, self.done = self.done, []
+        return done
+
+
 class Rank:
     def __init__(self) -> None:
         self.control, self.group = Control(), Group()
@@ -74,12 +100,13 @@ class Rank:
         )
         run = runner.run
 
-        def recording_run(rows: Any) -> list[int]:
+        def recording_run(rows: Any) -> StepOutput:
             self.steps.append([row.num_tokens for row in rows])
             return run(rows)
 
         runner.run = recording_run  # type: ignore[method-assign]
-        self.loop = RankLoop(0, self.control, self.scheduler, runner, None, self.group)  # type: ignore[arg-type]
+        self.grammars = Grammars()
+        self.loop = RankLoop(0, self.control, self.scheduler, runner, None, self.group, self.grammars)  # type: ignore[arg-type]
 
     def turn(self, *messages: ToRank) -> bool:
         self.control.inbox.append(list(messages))
@@ -163,3 +190,44 @@ def test_a_rank_with_a_request_does_not_want_to_leave(rank: Rank) -> None:
     rank.turn()
     rank.turn()
     assert rank.group.said[-1]["wants_to_leave"] is True
+
+
+class Free:
+    """A guide that rules nothing out yet."""
+
+    def follow(self, *_: Any) -> bool:
+        return False
+
+
+def guided(name: str = "r") -> Add:
+    return Add(EngineRequest(name, Leg.WHOLE, [40, 41], SamplingParams(2, temperature=0, grammar="any")))
+
+
+def test_a_request_with_a_grammar_runs_once_that_is_compiled_and_the_group_stays_awake(rank: Rank) -> None:
+    rank.turn(guided())
+    assert rank.steps == []
+    rank.turn()
+    assert rank.group.said[-1]["was_woken"]
+    assert not rank.group.said[-1]["wants_to_leave"]
+    rank.grammars.finish("r", Free())
+    rank.turn()
+    rank.turn()
+    assert rank.control.tokens() == expected([40, 41], 2)
+
+
+def test_a_rank_leaves_only_when_no_grammar_is_being_compiled(rank: Rank) -> None:
+    rank.turn(guided(), Shutdown())
+    assert not rank.group.said[-1]["wants_to_leave"]
+    rank.turn(Abort("r"))
+    rank.turn()
+    assert rank.group.said[-1]["wants_to_leave"]
+
+
+def test_a_grammar_that_cannot_be_ends_its_request_alone(rank: Rank) -> None:
+    rank.turn(guided(), add([40, 41], 2, "other"))
+    rank.grammars.finish("r", RequestError(400, "no"))
+    for _ in range(3):
+        rank.turn()
+    items = [item for message in rank.control.sent if isinstance(message, Batch) for item in message.items]
+    assert [item.request_id for item in items if isinstance(item, Failed)] == ["r"]
+    assert rank.control.tokens() == expected([40, 41], 2)

@@ -18,6 +18,7 @@ from headrace_engine.sequence import (
     PushEnd,
     Refused,
     RevokeTicket,
+    StepOutput,
 )
 
 EOS = 99
@@ -58,7 +59,7 @@ def issue(scheduler: Scheduler, generation: int) -> IssueTicket:
 def shape(scheduler: Scheduler, now: float = 0.0, token: int = 7) -> list[tuple[str, int, bool]]:
     """Run one step that samples `token` everywhere; returns its rows."""
     step = scheduler.schedule(now)
-    scheduler.commit(step, [token] * sum(row.samples for row in step.rows))
+    scheduler.commit(step, StepOutput([token] * sum(row.samples for row in step.rows)))
     return [(row.sequence.request_id, row.num_tokens, row.samples) for row in step.rows]
 
 
@@ -109,7 +110,7 @@ def test_a_second_request_reuses_the_blocks_and_a_copy_of_the_state() -> None:
     step = scheduler.schedule(0)
     assert [row.num_tokens for row in step.rows] == [2]
     assert len(step.slot_copies) == 1
-    scheduler.commit(step, [7])
+    scheduler.commit(step, StepOutput([7]))
     assert scheduler.take_actions() == [Generated("b", 7, None, 8)]
 
 
@@ -390,7 +391,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.sequence.state_slot >= 0
         slots = [row.sequence.state_slot for row in step.rows]
         assert len(set(slots)) == len(slots)
-        scheduler.commit(step, [7] * sum(row.samples for row in step.rows))
+        scheduler.commit(step, StepOutput([7] * sum(row.samples for row in step.rows)))
         for action in scheduler.take_actions():
             if isinstance(action, IssueTicket):
                 self.last_generation += 1

@@ -50,7 +50,8 @@ class ToyModel:
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: object) -> torch.Tensor:
         time.sleep(self._step_seconds)
         starts = batch.query_starts.tolist()
-        rows: dict[int, int] = {}
+        wanted = {row: i for i, row in enumerate(batch.logit_rows.tolist())}
+        logits = torch.zeros(len(wanted), VOCAB)
         for s, length in enumerate(batch.query_lens):
             end = int(batch.context_lens[s])
             table, slot = batch.block_tables[s].tolist(), int(batch.state_slots[s])
@@ -63,12 +64,14 @@ class ToyModel:
                 token = batch.token_ids[starts[s] + i]
                 cache["tokens"][table[position // self._block_size], 0, position % self._block_size, 0] = token
                 total += token
-            weighted = 0
-            for position in range(end):
-                block = table[position // self._block_size]
-                weighted += (position + 1) * int(cache["tokens"][block, 0, position % self._block_size, 0])
-            rows[starts[s + 1] - 1] = (weighted * 7 + 3 * int(total)) % (VOCAB - 16) + 16
-        logits = torch.zeros(len(batch.logit_rows), VOCAB)
-        for i, row in enumerate(batch.logit_rows.tolist()):
-            logits[i, rows[row]] = 1.0
+                if starts[s] + i in wanted:
+                    next_id = self._next(cache["tokens"], table, position + 1, int(total))
+                    logits[wanted[starts[s] + i], next_id] = 1.0
         return logits
+
+    def _next(self, tokens: torch.Tensor, table: list[int], num_tokens: int, total: int) -> int:
+        weighted = 0
+        for position in range(num_tokens):
+            block = table[position // self._block_size]
+            weighted += (position + 1) * int(tokens[block, 0, position % self._block_size, 0])
+        return (weighted * 7 + 3 * total) % (VOCAB - 16) + 16
