@@ -43,7 +43,8 @@ def leader_app() -> web.Application:
         ranks=[ready_rank()], is_ready=True, is_draining=False, num_in_flight=0, fingerprint="fingerprint",
         max_model_len=64,
     )  # fmt: skip
-    server = Server(CONFIG, frontend, None, vocab_size=16, chat_format=V4Format())  # type: ignore[arg-type]
+    tokenizer = SimpleNamespace(file=Path("tokenizer.json"))  # nothing is tokenized
+    server = Server(CONFIG, frontend, tokenizer, vocab_size=16, chat_format=V4Format())  # type: ignore[arg-type]
     return server.app()
 
 
