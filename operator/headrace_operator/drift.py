@@ -7,10 +7,10 @@ Fields that others added, and those that the API server fills in, do not count. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from headrace_operator import names
+from headrace_operator.quantities import quantity
 
 Body = Mapping[str, Any]
 
@@ -21,11 +21,6 @@ WRITTEN_ONCE = ("Pod", "ControllerRevision", names.SCALER_KIND)
 # Within these an added key changes the meaning of ours.
 _EXACT = ("selector", "matchLabels")
 _QUANTITIES = ("requests", "limits")
-_SUFFIXES = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal("1e3"), "M": Decimal("1e6"),
-    "G": Decimal("1e9"), "T": Decimal("1e12"), "P": Decimal("1e15"), "E": Decimal("1e18"), "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
-}  # fmt: skip
 
 
 def has_drifted(live: Body, desired: Body) -> bool:
@@ -98,15 +93,8 @@ def _list_holds(desired: list[Any], live: list[Any]) -> bool:
 
 
 def _quantity(value: Any) -> Any:
-    """A Kubernetes quantity as a number, so that 1000m equals 1; anything else as it is."""
-    text = str(value)
-    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
-        if text.endswith(suffix):
-            text, factor = text.removesuffix(suffix), _SUFFIXES[suffix]
-            break
-    else:
-        factor = Decimal(1)
+    """A quantity as a number, so that 1000m equals 1; anything else as it is."""
     try:
-        return Decimal(text) * factor
-    except InvalidOperation:
+        return quantity(value)
+    except ValueError:
         return value

@@ -1,0 +1,49 @@
+"""The part of the resource that says where groups may run."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from headrace_operator.rules import Rule, RuledModel
+
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+
+
+class Placement(RuledModel):
+    """Makes the operator look for room before it makes a group, and choose where the group goes.
+
+    It is not part of a role's revision: a running group computes the same wherever it is, and moving it would cost a
+    reload of its weights. A change applies to groups that are made from then on.
+    """
+
+    domain_label: str = Field(
+        default="nvidia.com/gpu.clique",
+        max_length=316,
+        pattern=_LABEL_KEY,
+        description="Node label whose value names the domain (rack, NVLink domain) that a node is in. "
+        "Default: nvidia.com/gpu.clique.",
+    )
+    group: Literal["Any", "SameDomain", "SameNode"] = Field(
+        default="Any",
+        description="Where the pods of one group go: Any, SameDomain (all in one domain) or SameNode. Default: Any.",
+    )
+    deployment: Literal["Any", "SameDomain"] = Field(
+        default="Any",
+        description="Where the groups of the deployment go: Any, or SameDomain (prefill and decode all in one domain; "
+        "the first groups are only made in a domain that has room for the whole deployment). Default: Any.",
+    )
+    enforcement: Literal["Required", "Preferred"] = Field(
+        default="Required",
+        description="Required: a group waits until there is room where it may go; Preferred: it goes elsewhere if "
+        "there is none. Default: Required.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.enforcement == 'Required' || self.group != 'Any' || self.deployment != 'Any'",
+            message="enforcement: Preferred needs a preference: set group or deployment to other than Any",
+            holds=lambda p: p.enforcement == "Required" or p.group != "Any" or p.deployment != "Any",
+        ),
+    )
