@@ -15,6 +15,7 @@ from pydantic import Field
 from headrace_operator import names
 from headrace_operator.api_engine import Engine, ImageName, Model, Transfer
 from headrace_operator.api_failure import RestartPolicy
+from headrace_operator.api_placement import Placement
 from headrace_operator.api_pods import PodTemplate, Resources, RoleResources
 from headrace_operator.api_scaling import Scaling
 from headrace_operator.rules import Rule, RuledModel, TransitionRule
@@ -129,6 +130,11 @@ class Spec(RuledModel):
         max_length=2,
         description="The pools of groups: prefill and decode together, or unified alone.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    placement: Placement | None = Field(
+        default=None,
+        description="Where groups may run. If it is set (be it to {}), a group is only made once the cluster has room "
+        "for all of its pods. Default: unset; pods are made at once, and wait for the scheduler or for an autoscaler.",
     )
     restart_policy: RestartPolicy = Field(
         default=RestartPolicy(), description="What becomes of groups that fail. Default: see its fields."

@@ -1,7 +1,8 @@
-"""The only file that talks to the API server (watches excepted: kopf keeps those).
+"""The only file that talks to the API server (kopf excepted, which watches our own kinds).
 
 Writes are server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
 dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
+It is longer than others so that it stays the only one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ Body = dict[str, Any]
 REQUEST_TIMEOUT_SECONDS = 30
 LEASE_TIMEOUT_SECONDS = 5  # a lease that takes longer to renew is as good as lost
 MAX_PARALLEL_REQUESTS = 32
+PAGE_SIZE = 500  # objects of one page of a long list
+# How long the API server keeps a watch open; a watch that is silent for longer is dead.
+WATCH_SECONDS = 240
+_DEAD_AFTER_SECONDS = WATCH_SECONDS + 60
 
 # Kind of every child, and the resource itself: (API group, version, plural).
 RESOURCES: dict[str, tuple[str, str, str]] = {
@@ -57,6 +62,10 @@ class Refused(ClusterError):
 
 class NameTaken(Refused):
     """An object of that name exists and belongs to someone else."""
+
+
+class WatchExpired(ClusterError):
+    """The watch fell too far behind, and must begin with a new list."""
 
 
 class Cluster:
@@ -172,6 +181,28 @@ class Cluster:
         listed = await self._call("list", names.KIND, "get", namespace=namespace)
         return list(listed.get("items") or [])
 
+    async def list_page(self, kind: str, token: str | None) -> Body:
+        """A page of all objects of a kind in the whole cluster; `token`: from the page before."""
+        return await self._call("list", kind, "get", namespace=None, limit=PAGE_SIZE, _continue=token)
+
+    async def open_watch(self, kind: str, version: str) -> AsyncIterator[bytes]:
+        """Changes of all objects of a kind in the whole cluster since `version`, as they are sent: pieces of lines of
+        JSON. Ends after `WATCH_SECONDS`. Raises WatchExpired if `version` is too old."""
+        metrics.API_CALLS.labels(verb="watch", kind=kind).inc()
+        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
+        timeout = aiohttp.ClientTimeout(total=_DEAD_AFTER_SECONDS, connect=REQUEST_TIMEOUT_SECONDS)
+        where = {"namespace": None, "resource_version": version, "query_params": query}
+        try:
+            async with await self._resource(kind).get(serialize=False, _request_timeout=timeout, **where) as response:
+                async for piece in response.content.iter_any():
+                    yield piece
+        except ApiException as error:
+            metrics.API_ERRORS.labels(verb="watch", status=error.status).inc()
+            raise _translated(error, "watch", kind, {}) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            metrics.API_ERRORS.labels(verb="watch", status="none").inc()
+            raise ClusterError(f"watch {kind}: {type(error).__name__}: {error}") from error
+
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Body | None:
@@ -252,6 +283,8 @@ class _Gone(ClusterError):
 def _translated(error: ApiException, verb: str, kind: str, arguments: Body) -> ClusterError:
     name = arguments.get("name") or (arguments.get("body") or {}).get("metadata", {}).get("name", "")
     message = f"{verb} {kind} {name}: {_status_message(error)}"
+    if error.status == 410:
+        return WatchExpired(message)
     if error.status == 404 and verb in ("get", "delete", "apply_status", "list"):
         return _Gone(message)
     if error.status == 409 and verb in ("delete", "apply_status"):
@@ -281,6 +314,6 @@ async def connect() -> AsyncIterator[Cluster]:
             await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise ClusterError(f"no cluster: {error}; set KUBECONFIG to a kubeconfig file") from error
-    configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS
+    configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS + 2  # beside two watches
     async with client.ApiClient(configuration) as api:
         yield Cluster(api)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace_operator import names
+from headrace_operator.admission import Admission, Capacity, admit
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Rebuild as StoredRebuild
@@ -17,9 +18,10 @@ from headrace_operator.api_status import Status
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
-from headrace_operator.groups import Rebuild, RoleState
+from headrace_operator.groups import GroupKey, Rebuild, RoleState, Trouble
 from headrace_operator.observe import Observed, epoch_seconds
-from headrace_operator.render.nodes import avoiding, leaving_after
+from headrace_operator.placement import Pins
+from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
@@ -78,6 +80,7 @@ class Decision:
     repairs: tuple[Note, ...]  # one for each application that is not new
     drains: Drains  # what comes before some deletions
     taken: tuple[str, ...]  # "Kind name" of wanted objects that belong to someone else
+    admission: Admission | None = None  # what there was room for; None: nobody asked for it to be looked at
     held_back: tuple[str, ...] = ()  # "Kind name" of edited children that are left as they are for now
 
     def without_repairs(self) -> Decision:
@@ -92,13 +95,26 @@ class Decision:
     @property
     def wait_seconds(self) -> float | None:
         waits = [*(plan.wait_seconds for plan in self.plans.values()), self.drains.wait_seconds]
+        waits.append(self.admission.wait_seconds if self.admission else None)
         return min((wait for wait in waits if wait is not None), default=None)
+
+    @property
+    def shortage(self) -> Trouble | None:
+        """Why some groups that are wanted are not made now."""
+        return self.admission.shortage if self.admission else None
 
 
 def decide(
-    deployment: DisaggDeployment, observed: Observed, status: Status, defaults: Defaults, now: float
+    deployment: DisaggDeployment,
+    observed: Observed,
+    status: Status,
+    defaults: Defaults,
+    now: float,
+    capacity: Capacity | None = None,
 ) -> Decision:
-    """The next step towards `deployment`, from what was observed and noted in its status."""
+    """The next step towards `deployment`, from what was observed and noted in its status.
+
+    `capacity`: what a deployment with a placement may use of the cluster; None (a preview): as much as it likes."""
     owner = Owner.of(deployment)
     scaling = scaled(deployment, observed, status)
     deployment = scaling.deployment
@@ -112,7 +128,13 @@ def decide(
         name: plan_role(_role_state(name, deployment, observed, status, templates, revisions), now)
         for name in _role_names(deployment, observed)
     }
-    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, observed, defaults)
+    admission = None
+    placement = deployment.spec.placement
+    if placement is not None and capacity is not None:
+        admission = admit(placement, owner, plans, observed, templates, capacity, now)
+        plans = dict(admission.plans)
+    pins = admission.pins if admission else {}
+    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
     applications, repairs = _applications(wanted, observed)
     drains = plan_drains(
@@ -133,11 +155,25 @@ def decide(
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
         delete_children=tuple(_pruned(observed, desired)),
-        notes=(*scaling.notes, *(note for plan in plans.values() for note in plan.notes)),
+        notes=(
+            *scaling.notes,
+            *(note for plan in plans.values() for note in plan.notes),
+            *_shortage_notes(admission, status),
+        ),
         repairs=tuple(repairs),
         drains=drains,
         taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
+        admission=admission,
     )
+
+
+def _shortage_notes(admission: Admission | None, status: Status) -> list[Note]:
+    """An event when a shortage begins; its numbers may change every second, and are in the condition."""
+    if admission is None or admission.shortage is None:
+        return []
+    told = next((c.reason for c in status.conditions if c.type == names.PROGRESSING), "")
+    reason, message = admission.shortage.reason, admission.shortage.message
+    return [] if told == reason else [Note(reason, message, is_warning=True)]
 
 
 def _role_names(deployment: DisaggDeployment, observed: Observed) -> list[str]:
@@ -186,6 +222,7 @@ def _wanted_objects(
     templates: Mapping[tuple[str, str], RoleTemplate],
     revisions: Mapping[str, str],
     plans: Mapping[str, RolePlan],
+    pins: Mapping[GroupKey, Pins],
     observed: Observed,
     defaults: Defaults,
 ) -> list[Body]:
@@ -211,11 +248,9 @@ def _wanted_objects(
                 bodies.append(disruption_budget(owner, role, guarded))
             if deployment.spec.scaling.mode == EXTERNAL:
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
-        pods += [
-            _new_pod(owner, creation, index, templates[creation.key.role, creation.key.revision], deployment)
-            for creation in plan.create
-            for index in creation.pods
-        ]
+        for creation in plan.create:
+            template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
+            pods += [_new_pod(owner, creation, index, template, pin, deployment) for index in creation.pods]
         for key, members in observed.groups.items():
             template = templates.get((role, key.revision))
             if key.role == role and template:
@@ -228,9 +263,9 @@ def _wanted_objects(
 
 
 def _new_pod(
-    owner: Owner, creation: Creation, index: int, template: RoleTemplate, deployment: DisaggDeployment
+    owner: Owner, creation: Creation, index: int, template: RoleTemplate, pins: Pins, deployment: DisaggDeployment
 ) -> Body:
-    pod = engine_pod(owner, creation.key, index, template)
+    pod = pinned(engine_pod(owner, creation.key, index, template), pins)
     return avoiding(leaving_after(pod, deployment.spec.restart_policy.node_loss_seconds), creation.avoided_nodes)
 
 

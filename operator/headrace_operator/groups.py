@@ -66,6 +66,7 @@ class Pod:
     is_restarted: bool = False  # its engine was started again in place, so it is not the one that its group knows
     ready_since: float | None = None  # since when it is ready
     finished_at: float | None = None  # when its engine ended, where that is known
+    unschedulable_since: float | None = None  # since when the scheduler finds no node for it
     node: str = ""  # where it runs; empty before it is bound
     address: str = ""  # IP address, once it has one
     is_well: bool = False  # its containers are ready, whatever the gate says

@@ -118,6 +118,7 @@ def _pod(body: Body, index: int) -> Pod:
         is_restarted=bool(engine.get("restartCount")),
         ready_since=_time_of(ready, "lastTransitionTime") if is_ready else None,
         finished_at=_time_of(_ended(engine), "finishedAt"),
+        unschedulable_since=_unschedulable_since(status),
         node=str((body.get("spec") or {}).get("nodeName") or ""),
         address=str(status.get("podIP") or ""),
         is_well=_condition(status, "ContainersReady").get("status") == "True",
@@ -170,6 +171,14 @@ def _ended(container: Body) -> Body:
 def _time_of(body: Body, key: str) -> float | None:
     """Epoch seconds of a time that may be missing."""
     return epoch_seconds(body[key]) if body.get(key) else None
+
+
+def _unschedulable_since(status: Body) -> float | None:
+    scheduled = _condition(status, "PodScheduled")
+    # Another reason is SchedulingGated: whoever put the gate there is not done yet.
+    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
+        return None
+    return _time_of(scheduled, "lastTransitionTime")
 
 
 def _phase(status: Body) -> str:

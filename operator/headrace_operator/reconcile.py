@@ -27,6 +27,7 @@ from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.figures import figures_of
 from headrace_operator.groups import GroupKey
+from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, controller_uid, observe
@@ -56,12 +57,14 @@ class Reconciler:
         self,
         store: Store,
         cluster: Cluster,
+        inventory: Inventory,
         defaults: Defaults,
         clock: Callable[[], float] = time.time,
         engines: Engines | None = None,  # without them no group is waited for
     ) -> None:
         self._store = store
         self._cluster = cluster
+        self._inventory = inventory
         self._defaults = defaults
         self._clock = clock
         self._engines = engines
@@ -91,6 +94,7 @@ class Reconciler:
             for memory in (self._repairs, self._expectations, self._posted):
                 memory.pop(key, None)  # garbage collection does the rest
             metrics.DEPLOYMENTS.forget(*key)
+            self._inventory.forget(key)
             return None
         objects = self._store.children(key)
         now = self._clock()
@@ -115,10 +119,14 @@ class Reconciler:
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         observed = await self._ask_engines(observed)
         generation = deployment.metadata.generation
-        decision = decide(deployment, observed, before, self._defaults, now)
-        decision, pause = self._rationed(key, decision, generation, now)
+        decided = self._decide(key, deployment, observed, before, now)
+        if decided is None:
+            return None  # the inventory has it looked at again
+        decision, pause = self._rationed(key, decided, generation, now)
         await self._hurry(observed, decision)
         refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
+        if failure:
+            self._inventory.release(key)
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
         status = status_of(decision.deployment, observed, decision, before, refusals, now)
@@ -143,6 +151,21 @@ class Reconciler:
             await asyncio.gather(
                 *(self._engines.hurry(_leader_address(observed, key)) for key in decision.drains.hurry)
             )
+
+    def _decide(
+        self, key: Key, deployment: DisaggDeployment, observed: Observed, before: Status, now: float
+    ) -> Decision | None:
+        """The next step, with the room for it claimed; None: what room there is is not known yet."""
+        if deployment.spec.placement is None:
+            self._inventory.forget(key)
+            return decide(deployment, observed, before, self._defaults, now)
+        capacity = self._inventory.capacity(key)
+        if capacity is None:
+            return None
+        decision = decide(deployment, observed, before, self._defaults, now, capacity)
+        if decision.admission:
+            self._inventory.record(key, decision.admission)
+        return decision
 
     def _is_wanted(self, key: Key, uid: str) -> bool:
         """Whether the deployment still exists, as far as the watches have shown, and is not being deleted."""

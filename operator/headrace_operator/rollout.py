@@ -15,7 +15,7 @@ A role has `replicas` *slots*, numbered from 0; each slot holds one group of one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from headrace_operator import names
@@ -60,6 +60,7 @@ class Note:
     reason: str
     message: str
     is_warning: bool = False
+    group: GroupKey | None = None  # whose making it tells of: nothing to tell if that is put off
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,14 @@ class RolePlan:
     @property
     def is_idle(self) -> bool:
         return not self.create and not self.delete
+
+    def without(self, groups: Collection[GroupKey]) -> RolePlan:
+        """The same, but these groups are not made now."""
+        return replace(
+            self,
+            create=tuple(creation for creation in self.create if creation.key not in groups),
+            notes=tuple(note for note in self.notes if note.group not in groups),
+        )
 
 
 def plan_role(state: RoleState, now: float) -> RolePlan:
@@ -223,7 +232,8 @@ class _Planner:
             return
         key = GroupKey(self.state.role, revision, index)
         self._create_pods(key, tuple(range(self.state.sizes[revision])))
-        self.notes.append(Note("GroupCreated", f"{key.role} group {index} is made from revision {revision}"))
+        text = f"{key.role} group {index} is made from revision {revision}"
+        self.notes.append(Note("GroupCreated", text, group=key))
 
     def _create_pods(self, key: GroupKey, pods: tuple[int, ...]) -> None:
         self.create.append(Creation(key, pods, bad_nodes(self.rebuilds.get(key.index))))

@@ -20,6 +20,7 @@ from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterEr
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
 from headrace_operator.handlers import build_registry, settings
+from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
@@ -53,7 +54,8 @@ async def serve(args: argparse.Namespace) -> None:
                 return
             health.is_standing_by = False
             images = Defaults(args.engine_image, args.router_image)
-            reconciler = Reconciler(store, cluster, images, engines=engines)
+            inventory = Inventory(cluster, queue.add)
+            reconciler = Reconciler(store, cluster, inventory, images, engines=engines)
             await _run_until(
                 stop,
                 kopf.operator(
@@ -70,6 +72,7 @@ async def serve(args: argparse.Namespace) -> None:
                 ),
                 resync.run(),
                 *([lease.keep()] if lease else []),
+                inventory.run(),
                 *(queue.work(reconciler.reconcile) for _ in range(NUM_WORKERS)),
             )
         finally:

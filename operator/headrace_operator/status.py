@@ -260,6 +260,8 @@ def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -
             f"{MAX_REPAIRS} times and is now left as it is for up to as long: {listed}"
         )
         return _Finding(False, names.REASON_REPAIRS_PAUSED, message)
+    if decision.shortage:
+        return _Finding(False, decision.shortage.reason, decision.shortage.message)
     if ready.holds and not decision.apply and not decision.delete_pods and not decision.delete_children:
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
     if ready.reason == names.REASON_RESTARTS_EXHAUSTED:

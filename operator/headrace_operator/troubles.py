@@ -17,6 +17,8 @@ _PRECEDENCE = (
     names.REASON_CANNOT_START,
     names.REASON_CRASH_LOOP,
     names.REASON_NODE_LOST,
+    names.REASON_CAPACITY_UNKNOWN,
+    names.REASON_NO_CAPACITY,
     names.REASON_UNSCHEDULABLE,
     names.REASON_PROBE_FAILING,
     names.REASON_DRAINING,
@@ -31,7 +33,7 @@ _CRASH_LOOP_FAILURES = 2
 
 def worst_trouble(deployment: DisaggDeployment, decision: Decision, now: float) -> Trouble | None:
     """The most telling reason why a group is not ready."""
-    troubles = []
+    troubles = [decision.shortage] if decision.shortage else []
     for role in deployment.spec.roles:
         plan = decision.plans[role.name]
         noted = dict(plan.rebuilds)

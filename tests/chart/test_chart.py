@@ -70,6 +70,7 @@ def test_every_value_has_prose() -> None:
         {"watchNamespaces": "default"},
         {"watchNamespaces": ["Not-A-Name"]},
         {"metrics": {"service": "yes"}},
+        {"capacity": {"clusterWide": "yes"}},
     ],
     ids=json.dumps,
 )
@@ -150,6 +151,9 @@ def expected_rules() -> set[tuple[str, str, str]]:
     return rules | {("", "events", "create"), ("", "pods/status", "patch")}
 
 
+CLUSTER_RULES = {("", "nodes", "get")} | {("", p, verb) for p in ("nodes", "pods") for verb in ("list", "watch")}
+
+
 def rules_of(role: dict[str, Any]) -> set[tuple[str, str, str]]:
     return {
         (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
@@ -157,7 +161,15 @@ def rules_of(role: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 
 def test_the_operator_may_do_exactly_what_it_does(render: Render) -> None:
-    assert rules_of(one(render(), "ClusterRole")) == expected_rules() | {("", "nodes", "get")}
+    assert rules_of(one(render(), "ClusterRole")) == expected_rules() | CLUSTER_RULES
+
+
+def test_with_namespaces_it_may_look_at_nodes_if_allowed(render: Render) -> None:
+    bodies = render({"watchNamespaces": ["a"], "capacity": {"clusterWide": True}})
+    role, binding = one(bodies, "ClusterRole"), one(bodies, "ClusterRoleBinding")
+    assert rules_of(role) == CLUSTER_RULES
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "headrace", "namespace": "system"}]
 
 
 def test_with_namespaces_nothing_is_cluster_wide(render: Render) -> None:

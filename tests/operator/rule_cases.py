@@ -58,6 +58,7 @@ OWN_FLAG = "extraArgs may not repeat a flag"
 BACKOFF = "backoffSeconds.base may not be more than backoffSeconds.max"
 RATIO = {"min": {"prefill": 1, "decode": 2}, "max": {"prefill": 8, "decode": 1}}
 SERVICE_NAME = "may not end like a Service of engines"
+PREFERENCE = "enforcement: Preferred needs a preference"
 DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
@@ -142,6 +143,14 @@ CASES = [
     Case("a name that ends with a role and a number", {"metadata.name": "chat-decode-2"}),
     Case("a role's name alone", {"metadata.name": "decode"}),
     Case("a dotted name", {"metadata.name": "a.b"}, "start with a letter"),
+    Case("room is looked for, anywhere", {"spec.placement": {}}),
+    Case("groups in one rack", {"spec.placement": {"group": "SameDomain"}}),
+    Case(
+        "groups in one rack if possible",
+        {"spec.placement": {"group": "SameDomain", "deployment": "SameDomain", "enforcement": "Preferred"}},
+    ),
+    Case("a preference for nothing", {"spec.placement": {"enforcement": "Preferred"}}, PREFERENCE),
+    Case("a new placement", {"spec.placement": {"group": "SameNode"}}, before={"spec.placement": {}}),
     Case("a new number of groups", {"spec.roles.0.replicas": 3}, before={}),
     Case("a new seed", {"spec.model.source.tiny.seed": 7}, before={}),
     Case("another model name", {"spec.model.name": "other"}, "model.name cannot be changed", before={}),
@@ -149,6 +158,9 @@ CASES = [
 
 # Bounds and types of single fields: the schema's part, checked in the same three ways.
 FIELD_CASES = [
+    Case("racks by another label", {"spec.placement": {"domainLabel": "ds.example.com/nvlink.domain"}}),
+    Case("a label that no node can have", {"spec.placement": {"domainLabel": "no such label"}}, "domainLabel"),
+    Case("no such scope", {"spec.placement": {"group": "SameRack"}}, "group"),
     Case("a negative number of groups", {"spec.roles.0.replicas": -1}, "replicas"),
     Case("fewer than no restarts", {"spec.restartPolicy": {"maxRestarts": -1}}, "maxRestarts"),
     Case("no wait at all", {"spec.restartPolicy": {"backoffSeconds": {"base": 0}}}, "base"),

@@ -17,6 +17,7 @@ from headrace_operator import names
 from headrace_operator.drain import POLL_SECONDS, SETTLE_SECONDS, Drains, GateChange, draining, plan_drains
 from headrace_operator.engines import Engines, load_of
 from headrace_operator.groups import Gate, GroupKey, Load, Pod
+from headrace_operator.inventory import Inventory
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.rollout import Deletion
 
@@ -189,7 +190,8 @@ def in_service(server: FakeServer) -> None:
 
 async def test_a_group_that_is_scaled_away_serves_to_its_last_request() -> None:
     server, now, engines = FakeServer({"spec.roles.0.replicas": 2}), [NOW], Asked(BUSY)
-    subject = Reconciler(server, server, DEFAULTS, clock=lambda: now[0], engines=engines)  # type: ignore[arg-type]
+    inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
+    subject = Reconciler(server, server, inventory, DEFAULTS, lambda: now[0], engines)  # type: ignore[arg-type]
 
     async def steps(seconds: int) -> None:
         for _ in range(seconds):

@@ -11,6 +11,7 @@ from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 
 from headrace_operator import names
 from headrace_operator.cluster import ClusterError, Refused
+from headrace_operator.inventory import Inventory
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
 from headrace_operator.workqueue import Key
@@ -95,7 +96,8 @@ class FakeServer:
 
 
 def reconciler(server: FakeServer) -> Reconciler:
-    return Reconciler(server, server, DEFAULTS, clock=lambda: 100.0)  # type: ignore[arg-type]
+    inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
+    return Reconciler(server, server, inventory, DEFAULTS, clock=lambda: 100.0)  # type: ignore[arg-type]
 
 
 async def settle(server: FakeServer, subject: Reconciler) -> None:

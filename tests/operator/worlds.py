@@ -8,6 +8,7 @@ from typing import Any
 from tests.operator.rule_cases import resource
 
 from headrace_operator import names
+from headrace_operator.admission import Capacity
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.decide import Decision, Defaults, decide
@@ -38,10 +39,16 @@ class FakeCluster:
         observed = observe(deployment.metadata.name, UID, self.objects.values())
         return decide(deployment, observed, self.status, DEFAULTS, now)
 
-    def run(self, deployment: DisaggDeployment, now: float = 0.0, refusals: tuple[str, ...] = ()) -> Decision:
+    def run(
+        self,
+        deployment: DisaggDeployment,
+        now: float = 0.0,
+        refusals: tuple[str, ...] = (),
+        capacity: Capacity | None = None,
+    ) -> Decision:
         """One pass; deletions are done at once. The status is kept as the API server would return it."""
         observed = observe(deployment.metadata.name, UID, self.objects.values())
-        decision = decide(deployment, observed, self.status, DEFAULTS, now)
+        decision = decide(deployment, observed, self.status, DEFAULTS, now, capacity)
         status = status_of(decision.deployment, observed, decision, self.status, refusals, now)
         self.status = Status.model_validate(as_applied(status))
         for application in decision.apply:

@@ -70,10 +70,14 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
 {{- end -}}
 
 {{/*
-What it may do besides where it serves all namespaces: nodes belong to none. Without it a lost node is noticed later.
+What it may do besides in the whole cluster, to look at nodes and at the room they have. Without it a lost node is
+noticed later, and DisaggDeployments with spec.placement wait.
 */}}
 {{- define "headrace.clusterRules" -}}
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
 {{- end -}}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace_operator.placement import Pins
+
 _WEIGHT = 100  # the most that one preference can have
 _SILENT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
@@ -27,6 +29,22 @@ def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
     return toleration.get("key") in (None, "", key) and toleration.get("effect") in (None, "", "NoExecute")
 
 
+def pinned(pod: dict[str, Any], pins: Pins) -> dict[str, Any]:
+    """The pod with the demand, or the wish, for nodes with the labels that were chosen for its group.
+
+    A demand is a nodeSelector, because that holds whatever affinity the template has: terms of an affinity are
+    alternatives. Where the template's own nodeSelector names the label the value is the same, since only nodes that
+    the template allows were chosen from.
+    """
+    if not pins.labels:
+        return pod
+    if pins.is_required:
+        selector = {**(pod["spec"].get("nodeSelector") or {}), **dict(pins.labels)}
+        return {**pod, "spec": {**pod["spec"], "nodeSelector": selector}}
+    chosen = [{"key": label, "operator": "In", "values": [value]} for label, value in pins.labels]
+    return _preferring(pod, {"matchExpressions": chosen})
+
+
 def avoiding(pod: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
     """The pod with a preference for any node but these, on which its group failed again and again.
 
@@ -37,9 +55,13 @@ def avoiding(pod: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
         return pod
     # By name: the label kubernetes.io/hostname may differ from it. A field takes one value, so one entry per node.
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    preference = {"weight": _WEIGHT, "preference": {"matchFields": others}}
+    return _preferring(pod, {"matchFields": others})
+
+
+def _preferring(pod: dict[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod with one more preference, beside what its template says."""
     affinity = pod["spec"].get("affinity") or {}
     node_affinity = affinity.get("nodeAffinity") or {}
     key = "preferredDuringSchedulingIgnoredDuringExecution"
-    preferred = [*(node_affinity.get(key) or ()), preference]
+    preferred = [*(node_affinity.get(key) or ()), {"weight": _WEIGHT, "preference": nodes}]
     return {**pod, "spec": {**pod["spec"], "affinity": {**affinity, "nodeAffinity": {**node_affinity, key: preferred}}}}

@@ -1,0 +1,211 @@
+"""Which of the groups that a plan wants to make are made now, where they go, and which are taken back. Pure.
+
+A group is made only if there is room for all of its pods where it may go. The scheduler has the last word: others' pods
+may land in between, or a condition that is not looked at here may keep a pod out. So a group whose pods have not all
+found a node after `PLACEMENT_LIMIT_SECONDS` is taken back whole, which frees what it holds, and is tried again later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace_operator import names
+from headrace_operator.api_placement import Placement
+from headrace_operator.capacity import GroupShape, Room
+from headrace_operator.groups import GroupKey, GroupState, Pod, Rebuild, Trouble
+from headrace_operator.observe import Observed
+from headrace_operator.placement import Pins, Wish, allot, scopes_of
+from headrace_operator.render.objects import Owner
+from headrace_operator.render.pods import engine_pod
+from headrace_operator.revision import RoleTemplate
+from headrace_operator.rollout import BROKEN_GRACE_SECONDS, Creation, Deletion, Note, RolePlan, Slot
+from headrace_operator.scheduling import PodShape, shape_of
+from headrace_operator.shortage import shortage
+
+PLACEMENT_LIMIT_SECONDS = 60.0
+
+Templates = Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the cluster has left for one deployment's new groups."""
+
+    rooms: tuple[Room, ...] = ()
+    problem: str = ""  # why that is not known; empty: it is
+    not_before: Mapping[GroupKey, float] = field(default_factory=dict)  # epoch seconds, of groups that were taken back
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Pods that are about to be made, and what they will need."""
+
+    group: GroupKey
+    pods: tuple[str, ...]  # names
+    shape: PodShape  # with what ties them to the chosen nodes
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Plans with only the creations that have room."""
+
+    plans: Mapping[str, RolePlan]
+    pins: Mapping[GroupKey, Pins] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    taken_back: tuple[GroupKey, ...] = ()
+    shortage: Trouble | None = None  # why some groups are not made
+    wait_seconds: float | None = None
+
+
+def admit(
+    placement: Placement,
+    owner: Owner,
+    plans: Mapping[str, RolePlan],
+    observed: Observed,
+    templates: Templates,
+    capacity: Capacity,
+    now: float,
+) -> Admission:
+    """The plans of all roles of one deployment, cut down to what there is room for."""
+    creations = [creation for plan in plans.values() for creation in plan.create]
+    shapes = _shapes(creations, owner, templates)
+    pins: dict[GroupKey, Pins] = {}
+    wishes, troubles = [], []
+    for creation in creations:
+        key, shape = creation.key, shapes[creation.key]
+        if key in observed.groups:  # pods that are missing beside others: their room was looked for with the others'
+            pins[key] = _pins_of_mates(placement, key, observed)
+        elif capacity.problem:
+            troubles.append(Trouble(names.REASON_CAPACITY_UNKNOWN, capacity.problem))
+        elif capacity.not_before.get(key, 0.0) > now:
+            message = f"{key.role} group {key.index} did not find a place for all of its pods; it is tried again later"
+            troubles.append(Trouble(names.REASON_NO_CAPACITY, message))
+        elif shape is None:
+            pins[key] = Pins()  # the API server will refuse it, and say what is wrong with it
+        else:
+            wishes.append(Wish(key, GroupShape(shape, len(creation.pods))))
+    if wishes:
+        home = _home(placement, observed, capacity.rooms)
+        allotment = allot(placement, wishes, home, capacity.rooms)
+        pins |= allotment.pins
+        if allotment.waiting:
+            sentence = shortage(allotment, home, capacity.rooms)
+            troubles.insert(0, Trouble(names.REASON_NO_CAPACITY, sentence))
+    held = {creation.key for creation in creations} - pins.keys()
+    waits = [capacity.not_before[key] - now for key in held if capacity.not_before.get(key, 0.0) > now]
+    kept = {role: plan.without(held) for role, plan in plans.items()}
+    taken_back, more_waits = _take_back(kept, now)
+    return Admission(
+        plans=kept,
+        pins=pins,
+        claims=tuple(_claims(owner, creations, shapes, pins)),
+        taken_back=tuple(taken_back),
+        shortage=troubles[0] if troubles else None,
+        wait_seconds=min([*waits, *more_waits], default=None),
+    )
+
+
+def _shapes(creations: Sequence[Creation], owner: Owner, templates: Templates) -> dict[GroupKey, PodShape | None]:
+    """Shape of the pods of every group that is to be made; None: the template is no valid pod."""
+    by_template: dict[tuple[str, str], PodShape | None] = {}
+    for creation in creations:
+        place = (creation.key.role, creation.key.revision)
+        if place not in by_template:
+            try:
+                by_template[place] = shape_of(engine_pod(owner, creation.key, 0, templates[place])["spec"])
+            except ValueError:
+                by_template[place] = None
+    return {c.key: by_template[c.key.role, c.key.revision] for c in creations}
+
+
+def _pins_of_mates(placement: Placement, key: GroupKey, observed: Observed) -> Pins:
+    """What ties the pods of a group that are there already."""
+    scope = scopes_of(placement)[0]
+    wanted = {scope.group_label, scope.home_label}
+    labels: dict[str, str] = {}
+    for pod in observed.groups[key]:
+        labels |= {label: value for label, value in _selector(observed, pod).items() if label in wanted}
+    return Pins(tuple(sorted(labels.items())))
+
+
+def _selector(observed: Observed, pod: Pod) -> Mapping[str, str]:
+    spec = observed.children["Pod", pod.name].get("spec") or {}
+    return spec.get("nodeSelector") or {}
+
+
+def _home(placement: Placement, observed: Observed, rooms: Sequence[Room]) -> str | None:
+    """The domain that most of the deployment's pods are in, or are tied to; None: it has none yet."""
+    labels_of = {room.node.name: room.node.labels for room in rooms}
+    label = placement.domain_label
+    counts: Counter[str] = Counter()
+    for pods in observed.groups.values():
+        for pod in pods:
+            value = labels_of.get(pod.node, {}).get(label) or _selector(observed, pod).get(label)
+            if value and not pod.is_terminating:
+                counts[value] += 1
+    return min(counts, key=lambda value: (-counts[value], value), default=None)
+
+
+def _claims(
+    owner: Owner,
+    creations: Sequence[Creation],
+    shapes: Mapping[GroupKey, PodShape | None],
+    pins: Mapping[GroupKey, Pins],
+) -> list[Claim]:
+    claims = []
+    for creation in creations:
+        key, shape = creation.key, shapes[creation.key]
+        if shape is None or key not in pins:
+            continue
+        if pins[key].is_required:
+            shape = shape.selecting(pins[key].labels)
+        pods = tuple(names.pod_name(owner.name, key.role, key.revision, key.index, pod) for pod in creation.pods)
+        claims.append(Claim(key, pods, shape))
+    return claims
+
+
+def _take_back(plans: dict[str, RolePlan], now: float) -> tuple[list[GroupKey], list[float]]:
+    """Delete, in the plans, the groups that wait for a node for too long. Returns them, and how long others have."""
+    keys: list[GroupKey] = []
+    waits: list[float] = []
+    for role, plan in plans.items():
+        leaving = {deletion.pod_name for deletion in plan.delete}
+        for slot in plan.slots:
+            since = _unschedulable_since(slot)
+            if since is None or any(pod.name in leaving for pod in slot.pods):
+                continue
+            if now < since + PLACEMENT_LIMIT_SECONDS:
+                waits.append(since + PLACEMENT_LIMIT_SECONDS - now)
+                continue
+            keys.append(GroupKey(role, slot.revision, slot.index))
+            plans[role] = _without_slot(plans[role], role, slot, now)
+    return keys, waits
+
+
+def _unschedulable_since(slot: Slot) -> float | None:
+    """Epoch seconds since when a pod of the group finds no node; None: each has one, or is not looked at."""
+    if slot.state not in (GroupState.PARTIAL, GroupState.FORMING):
+        return None
+    return min((pod.unschedulable_since for pod in slot.pods if pod.unschedulable_since is not None), default=None)
+
+
+def _without_slot(plan: RolePlan, role: str, slot: Slot, now: float) -> RolePlan:
+    num_placed = sum(bool(pod.node) for pod in slot.pods)
+    waiting = next(pod for pod in slot.pods if pod.unschedulable_since is not None)
+    why = waiting.trouble.message if waiting.trouble else f"pod {waiting.name} found no node"
+    text = (
+        f"{role} group {slot.index} is taken back: after {PLACEMENT_LIMIT_SECONDS:.0f} s {num_placed} of "
+        f"{len(slot.pods)} pods had a node; {why}"
+    )
+    noted = dict(plan.rebuilds)
+    noted.setdefault(slot.index, Rebuild(slot.revision, 0, now, text))
+    key = GroupKey(role, slot.revision, slot.index)
+    return replace(
+        plan,
+        create=tuple(creation for creation in plan.create if creation.key != key),
+        delete=(*plan.delete, *(Deletion(pod.name, pod.uid, BROKEN_GRACE_SECONDS) for pod in slot.pods)),
+        rebuilds=tuple(sorted(noted.items())),
+        notes=(*plan.notes, Note("GroupTakenBack", text, is_warning=True)),
+    )
