@@ -17,12 +17,13 @@ from headrace_operator.capacity import GroupShape, Room
 from headrace_operator.groups import GroupKey, GroupState, Pod, Rebuild, Trouble
 from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins, Wish, allot, scopes_of
+from headrace_operator.plans import Creation, Deletion, Group, Note, RolePlan
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod
 from headrace_operator.revision import RoleTemplate
-from headrace_operator.rollout import BROKEN_GRACE_SECONDS, Creation, Deletion, Note, RolePlan, Slot
 from headrace_operator.scheduling import PodShape, shape_of
 from headrace_operator.shortage import shortage
+from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
 
 PLACEMENT_LIMIT_SECONDS = 60.0
 
@@ -172,40 +173,39 @@ def _take_back(plans: dict[str, RolePlan], now: float) -> tuple[list[GroupKey], 
     waits: list[float] = []
     for role, plan in plans.items():
         leaving = {deletion.pod_name for deletion in plan.delete}
-        for slot in plan.slots:
-            since = _unschedulable_since(slot)
-            if since is None or any(pod.name in leaving for pod in slot.pods):
+        for group in (group for slot in plan.slots for group in slot.groups):
+            since = _unschedulable_since(group)
+            if since is None or any(pod.name in leaving for pod in group.pods):
                 continue
             if now < since + PLACEMENT_LIMIT_SECONDS:
                 waits.append(since + PLACEMENT_LIMIT_SECONDS - now)
                 continue
-            keys.append(GroupKey(role, slot.revision, slot.index))
-            plans[role] = _without_slot(plans[role], role, slot, now)
+            keys.append(group.key)
+            plans[role] = _without_group(plans[role], group, now)
     return keys, waits
 
 
-def _unschedulable_since(slot: Slot) -> float | None:
+def _unschedulable_since(group: Group) -> float | None:
     """Epoch seconds since when a pod of the group finds no node; None: each has one, or is not looked at."""
-    if slot.state not in (GroupState.PARTIAL, GroupState.FORMING):
+    if group.state not in (GroupState.PARTIAL, GroupState.FORMING):
         return None
-    return min((pod.unschedulable_since for pod in slot.pods if pod.unschedulable_since is not None), default=None)
+    return min((pod.unschedulable_since for pod in group.pods if pod.unschedulable_since is not None), default=None)
 
 
-def _without_slot(plan: RolePlan, role: str, slot: Slot, now: float) -> RolePlan:
-    num_placed = sum(bool(pod.node) for pod in slot.pods)
-    waiting = next(pod for pod in slot.pods if pod.unschedulable_since is not None)
+def _without_group(plan: RolePlan, group: Group, now: float) -> RolePlan:
+    num_placed = sum(bool(pod.node) for pod in group.pods)
+    waiting = next(pod for pod in group.pods if pod.unschedulable_since is not None)
     why = waiting.trouble.message if waiting.trouble else f"pod {waiting.name} found no node"
     text = (
-        f"{role} group {slot.index} is taken back: after {PLACEMENT_LIMIT_SECONDS:.0f} s {num_placed} of "
-        f"{len(slot.pods)} pods had a node; {why}"
+        f"{group.key.role} group {group.key.index} is taken back: after {PLACEMENT_LIMIT_SECONDS:.0f} s {num_placed} "
+        f"of {len(group.pods)} pods had a node; {why}"
     )
     noted = dict(plan.rebuilds)
-    noted.setdefault(slot.index, Rebuild(slot.revision, 0, now, text))
-    key = GroupKey(role, slot.revision, slot.index)
+    noted.setdefault(group.key, Rebuild(0, now, text))
     return replace(
         plan,
-        create=tuple(creation for creation in plan.create if creation.key != key),
-        delete=(*plan.delete, *(Deletion(pod.name, pod.uid, BROKEN_GRACE_SECONDS) for pod in slot.pods)),
+        create=tuple(creation for creation in plan.create if creation.key != group.key),
+        delete=(*plan.delete, *(Deletion(pod.name, pod.uid, BROKEN_GRACE_SECONDS) for pod in group.pods)),
         rebuilds=tuple(sorted(noted.items())),
         notes=(*plan.notes, Note("GroupTakenBack", text, is_warning=True)),
     )

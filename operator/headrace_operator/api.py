@@ -17,6 +17,7 @@ from headrace_operator.api_engine import Engine, ImageName, Model, Transfer
 from headrace_operator.api_failure import RestartPolicy
 from headrace_operator.api_placement import Placement
 from headrace_operator.api_pods import PodTemplate, Resources, RoleResources
+from headrace_operator.api_rollout import RolloutStrategy
 from headrace_operator.api_scaling import Scaling
 from headrace_operator.rules import Rule, RuledModel, TransitionRule
 
@@ -147,6 +148,14 @@ class Spec(RuledModel):
         ge=0,
         le=86400,
         description="Seconds that a pod about to be deleted may go on with the requests it has. Default: 120.",
+    )
+    rollout_strategy: RolloutStrategy = Field(
+        default=RolloutStrategy(), description="How running groups are replaced. Default: see its fields."
+    )
+    paused: bool = Field(
+        default=False,
+        description="true: no old group is replaced by one of the wanted revision; scaling and the repair of failed "
+        "groups go on. Default: false.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -155,6 +155,12 @@ class RoleResources(Resources):
         ),
     )
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of each pod."""
+        limit = self.limits.get(GPU_RESOURCE, 0)
+        return self.gpu or (int(limit) if str(limit).isdecimal() else 0)
+
     def as_kubernetes(self) -> dict[str, Any]:
         block = super().as_kubernetes()
         if self.gpu is not None:

@@ -39,7 +39,9 @@ class RoleStatus(StatusModel):
     replicas: int | None = Field(default=None, description="Groups that are wanted now: what scaling came to.")
     groups: int = Field(description="Groups that have pods, of any revision.")
     ready_groups: int = Field(description="Groups whose pods are all ready, of any revision.")
-    updated_groups: int = Field(description="Groups of the wanted revision, ready or not.")
+    updated_groups: int = Field(
+        description="Groups of the wanted revision, ready or not, that replace no other any more."
+    )
     failed_groups: int = Field(default=0, description="Groups given up: they failed restartPolicy.maxRestarts times.")
     revision: str = Field(max_length=63, description="The wanted revision: hash of the role's template.")
 
@@ -56,7 +58,7 @@ class Rebuild(StatusModel):
 
     role: str = Field(max_length=63, description="Role of the group.")
     group: int = Field(description="Index of the group.")
-    revision: str = Field(max_length=63, description="Revision that the group is rebuilt from.")
+    revision: str = Field(max_length=63, description="Revision of the group, from which it is made again.")
     failures: int = Field(description="Failures in a row; each doubles the wait before the next try, up to a cap.")
     given_up: bool = Field(
         default=False,
@@ -71,6 +73,25 @@ class Rebuild(StatusModel):
     )
     last_time: str = Field(description="When it was last given up (UTC).", json_schema_extra={"format": "date-time"})
     message: Line = Field(description="What happened, with the last lines of the failed container.")
+
+
+class LeavingGroup(StatusModel):
+    """A group that was told to go for good and whose pods are not gone yet; any other group that goes comes back."""
+
+    role: str = Field(max_length=63, description="Role of the group.")
+    group: int = Field(description="Index of the group.")
+    revision: str = Field(max_length=63, description="Revision of the group.")
+
+
+class Progress(StatusModel):
+    """How far the present change has come at its best; the operator's memory between restarts."""
+
+    generation: int = Field(description="Generation of the spec that is being carried out.")
+    num_ready: int = Field(description="Ready groups of the wanted revisions.")
+    num_old: int = Field(description="Groups that are in the way: of old revisions, or on their way out.")
+    last_time: str = Field(
+        description="When one of the two last improved (UTC).", json_schema_extra={"format": "date-time"}
+    )
 
 
 class Summary(StatusModel):
@@ -101,5 +122,14 @@ class Status(StatusModel):
         max_length=MAX_REBUILDS,
         description="Groups made again after a failure; the operator's memory between restarts.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    leaving: list[LeavingGroup] = Field(
+        default_factory=list,
+        max_length=MAX_REBUILDS,
+        description="Groups that were told to go for good; the operator's memory between restarts.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    progress: Progress | None = Field(
+        default=None, description="How far the present change has come; absent while nothing is to be changed."
     )
     summary: Summary | None = Field(default=None, description="Texts for the columns of kubectl get.")

@@ -5,7 +5,7 @@ Reads the parsed resource and what was observed; never asks the API server. `rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,23 +13,23 @@ from headrace_operator import names
 from headrace_operator.admission import Admission, Capacity, admit
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
-from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.api_status import Status
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
-from headrace_operator.groups import GroupKey, Rebuild, RoleState, Trouble
-from headrace_operator.observe import Observed, epoch_seconds
+from headrace_operator.groups import GroupKey, RoleState, Trouble
+from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins
+from headrace_operator.planning import known_templates, role_states, strategy_of
+from headrace_operator.plans import Creation, Deletion, Note, RolePlan
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import engine_pod, engine_pod_identity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
 from headrace_operator.render.services import controller_revision, disruption_budget, group_service, role_service
-from headrace_operator.retry import is_wanted, wishes
 from headrace_operator.revision import RoleTemplate
-from headrace_operator.rollout import Creation, Deletion, Note, RolePlan, plan_role
+from headrace_operator.rollout import plan_deployment
 from headrace_operator.scaling import scaled, seed
 
 Body = dict[str, Any]
@@ -93,6 +93,15 @@ class Decision:
         return any(application.body["kind"] == kind for application in self.apply)
 
     @property
+    def is_rolling_out(self) -> bool:
+        """Whether groups of other than the wanted revisions are still there."""
+        return any(
+            revision != self.revisions.get(role)
+            for role, plan in self.plans.items()
+            for revision in (*(slot.holder.revision for slot in plan.slots), *(key.revision for key in plan.leaving))
+        )
+
+    @property
     def wait_seconds(self) -> float | None:
         waits = [*(plan.wait_seconds for plan in self.plans.values()), self.drains.wait_seconds]
         waits.append(self.admission.wait_seconds if self.admission else None)
@@ -118,21 +127,9 @@ def decide(
     owner = Owner.of(deployment)
     scaling = scaled(deployment, observed, status)
     deployment = scaling.deployment
-    templates = dict(observed.templates)
-    revisions: dict[str, str] = {}
-    for role in deployment.spec.roles:
-        template = RoleTemplate.of(deployment.spec, role.name)
-        revisions[role.name] = template.revision
-        templates.setdefault((role.name, template.revision), template.with_image(defaults.engine_image))
-    plans = {
-        name: plan_role(_role_state(name, deployment, observed, status, templates, revisions), now)
-        for name in _role_names(deployment, observed)
-    }
-    admission = None
-    placement = deployment.spec.placement
-    if placement is not None and capacity is not None:
-        admission = admit(placement, owner, plans, observed, templates, capacity, now)
-        plans = dict(admission.plans)
+    templates, revisions = known_templates(deployment, observed, defaults.engine_image)
+    states = role_states(deployment, observed, status, templates, revisions)
+    plans, admission = _plans_with_room(deployment, owner, states, observed, templates, capacity, now)
     pins = admission.pins if admission else {}
     wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
@@ -167,6 +164,46 @@ def decide(
     )
 
 
+def _plans_with_room(
+    deployment: DisaggDeployment,
+    owner: Owner,
+    states: Sequence[RoleState],
+    observed: Observed,
+    templates: Mapping[tuple[str, str], RoleTemplate],
+    capacity: Capacity | None,
+    now: float,
+) -> tuple[dict[str, RolePlan], Admission | None]:
+    """Plans that make only groups for which there is room.
+
+    What has no room is told to the planner, which may then replace a group in its place instead of beside it.
+    """
+    strategy = strategy_of(deployment)
+    plans = plan_deployment(states, strategy, now)
+    placement = deployment.spec.placement
+    if placement is None or capacity is None:
+        return plans, None
+    admission = admit(placement, owner, plans, observed, templates, capacity, now)
+    shortage = admission.shortage
+    if shortage is None:
+        return dict(admission.plans), admission
+    made = {creation.key for plan in admission.plans.values() for creation in plan.create}
+    full = {
+        (creation.key.role, creation.key.revision)
+        for plan in plans.values()
+        for creation in plan.create
+        if creation.key not in made
+    }
+
+    def has_no_room(key: GroupKey) -> str | None:
+        return shortage.message if (key.role, key.revision) in full and key not in made else None
+
+    plans = plan_deployment(states, strategy, now, has_no_room)
+    second = admit(placement, owner, plans, observed, templates, capacity, now)
+    waits = [wait for wait in (admission.wait_seconds, second.wait_seconds) if wait is not None]
+    second = replace(second, shortage=second.shortage or shortage, wait_seconds=min(waits, default=None))
+    return dict(second.plans), second
+
+
 def _shortage_notes(admission: Admission | None, status: Status) -> list[Note]:
     """An event when a shortage begins; its numbers may change every second, and are in the condition."""
     if admission is None or admission.shortage is None:
@@ -174,46 +211,6 @@ def _shortage_notes(admission: Admission | None, status: Status) -> list[Note]:
     told = next((c.reason for c in status.conditions if c.type == names.PROGRESSING), "")
     reason, message = admission.shortage.reason, admission.shortage.message
     return [] if told == reason else [Note(reason, message, is_warning=True)]
-
-
-def _role_names(deployment: DisaggDeployment, observed: Observed) -> list[str]:
-    wanted = [role.name for role in deployment.spec.roles]
-    removed = sorted({key.role for key in observed.groups} - set(wanted))
-    return [*wanted, *removed]
-
-
-def _role_state(
-    name: str,
-    deployment: DisaggDeployment,
-    observed: Observed,
-    status: Status,
-    templates: Mapping[tuple[str, str], RoleTemplate],
-    revisions: Mapping[str, str],
-) -> RoleState:
-    role = deployment.spec.role(name)
-    noted = [rebuild for rebuild in status.rebuilds if rebuild.role == name]
-    wanted = wishes(deployment.metadata.annotations.get(names.ANNOTATION_RETRY, ""))
-    return RoleState(
-        role=name,
-        revision=revisions.get(name, ""),
-        replicas=role.replicas if role else 0,
-        groups={key: pods for key, pods in observed.groups.items() if key.role == name},
-        sizes={rev: template.parallelism.num_pods for (of, rev), template in templates.items() if of == name},
-        rebuilds={rebuild.group: _as_noted(rebuild) for rebuild in noted},
-        restarts=deployment.spec.restart_policy.as_rules(deployment.metadata.uid),
-        retried=frozenset(rebuild.group for rebuild in noted if is_wanted(rebuild, wanted)),
-    )
-
-
-def _as_noted(rebuild: StoredRebuild) -> Rebuild:
-    return Rebuild(
-        rebuild.revision,
-        rebuild.failures,
-        epoch_seconds(rebuild.last_time),
-        rebuild.message,
-        is_final=rebuild.given_up,
-        nodes=tuple((node.name, node.failures) for node in rebuild.nodes),
-    )
 
 
 def _wanted_objects(
@@ -232,7 +229,7 @@ def _wanted_objects(
     leaving = {deletion.pod_name for plan in plans.values() for deletion in plan.delete}
     for role, plan in plans.items():
         in_use = {key.revision for key in observed.groups if key.role == role}
-        in_use |= {rebuild.revision for _, rebuild in plan.rebuilds} | {revisions.get(role, "")}
+        in_use |= {key.revision for key, _ in plan.rebuilds} | {revisions.get(role, "")}
         for revision in sorted(in_use):
             template = templates.get((role, revision))
             if template:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
-from headrace_operator.rollout import RolePlan
+from headrace_operator.plans import RolePlan
 
 
 def num_guarded(role: Role, plan: RolePlan) -> int:

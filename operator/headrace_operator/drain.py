@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace_operator.groups import Gate, GroupKey, Load, Pod
-from headrace_operator.rollout import Deletion
+from headrace_operator.plans import Deletion
 
 # From the gate's closing until every router has heard of it and what it had sent by then has arrived.
 SETTLE_SECONDS = 2.0

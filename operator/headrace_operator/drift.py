@@ -37,9 +37,9 @@ def status_has_drifted(live: Body, wanted: Body) -> bool:
     conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}
     if names.SCALING_LIMITED in conditions.keys() - {condition["type"] for condition in wanted["conditions"]}:
         return True  # the mode has been changed
-    others = {key: value for key, value in wanted.items() if key != "conditions"}
+    others = {*live, *wanted} - {"conditions"}
     return any(conditions.get(condition["type"]) != condition for condition in wanted["conditions"]) or any(
-        live.get(key, []) != value for key, value in others.items()
+        live.get(key, []) != wanted.get(key, []) for key in others
     )
 
 

@@ -36,7 +36,7 @@ def figures_of(status: Status, decision: Decision | None) -> Figures:
         return Figures(conditions)
     roles = {}
     for role in status.roles:
-        counts = Counter(slot.state.value for slot in decision.plans[role.name].slots)
+        counts = Counter(group.state.value for slot in decision.plans[role.name].slots for group in slot.groups)
         by_state = {state.value: counts[state.value] for state in GroupState}
         roles[role.name] = RoleFigures(role.replicas or 0, role.updated_groups, role.failed_groups, by_state)
     return Figures(conditions, roles)

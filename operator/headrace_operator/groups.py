@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 # Longest that a pod may overstay its own deletion before its node is taken for lost, whatever the API server says of
 # the node: a kubelet that lives has killed the pod at its deadline.
@@ -64,7 +65,7 @@ class Pod:
     deadline: float | None = None  # being deleted: when it should be gone at the latest
     is_edited: bool = False  # its containers are not what was applied
     is_restarted: bool = False  # its engine was started again in place, so it is not the one that its group knows
-    ready_since: float | None = None  # since when it is ready
+    ready_since: float | None = None  # since when it is ready; None: not known, or not ready
     finished_at: float | None = None  # when its engine ended, where that is known
     unschedulable_since: float | None = None  # since when the scheduler finds no node for it
     node: str = ""  # where it runs; empty before it is bound
@@ -99,9 +100,8 @@ class GroupState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What is to be made next in a slot whose group went away, and how often in a row it failed."""
+    """A group that went away and is to be made again, and how often in a row it failed."""
 
-    revision: str
     failures: int
     time: float  # epoch seconds when the group was given up
     message: str
@@ -120,6 +120,18 @@ class RestartRules:
 
 
 @dataclass(frozen=True)
+class Strategy:
+    """How old groups are replaced by groups of the wanted revision; one for all roles of a deployment."""
+
+    max_surge: int = 0  # groups of a role beyond its replicas
+    max_unavailable: int = 1  # slots of a role without an available group that a roll-out may cause
+    when_full: Literal["Wait", "Recreate"] = "Wait"
+    min_ready_seconds: float = 0.0  # that a group must have been ready to be available
+    partition: int = 0  # groups of a role that stay at their old revision
+    is_paused: bool = False
+
+
+@dataclass(frozen=True)
 class RoleState:
     """Everything the planner reads about one role."""
 
@@ -128,9 +140,12 @@ class RoleState:
     replicas: int  # wanted groups
     groups: Mapping[GroupKey, tuple[Pod, ...]]
     sizes: Mapping[str, int]  # pods per group of every revision that can be rendered
-    rebuilds: Mapping[int, Rebuild] = field(default_factory=dict)  # by group index
+    rebuilds: Mapping[GroupKey, Rebuild] = field(default_factory=dict)
+    leaving: frozenset[GroupKey] = frozenset()  # told to go for good; any other group that goes comes back
     restarts: RestartRules = RestartRules()
-    retried: frozenset[int] = frozenset()  # groups whose failures are to be forgotten now
+    retried: frozenset[GroupKey] = frozenset()  # groups whose failures are to be forgotten now
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # KV fingerprint by revision
+    costs: Mapping[str, int] = field(default_factory=dict)  # GPUs (pods, where there are none) of a group by revision
 
 
 def group_state(pods: tuple[Pod, ...], size: int | None) -> GroupState:

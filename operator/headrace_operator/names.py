@@ -41,6 +41,7 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_REVISION = f"{GROUP}/revision"
 LABEL_GROUP = f"{GROUP}/group"
 LABEL_POD_INDEX = f"{GROUP}/pod-index"
+LABEL_KV_FINGERPRINT = f"{GROUP}/kv-fingerprint"  # groups can pair iff equal, as far as the resource tells
 LABEL_LLM_D_ROLE = "llm-d.ai/role"  # so that other routers can follow our pods unmodified
 
 # Hash of the object as last applied: tells "another version renders it otherwise" from "edited by hand".
@@ -113,6 +114,10 @@ REASON_CAPACITY_UNKNOWN = "CapacityUnknown"
 REASON_REPAIRS_PAUSED = "RepairsPaused"
 REASON_WITHIN_BOUNDS = "WithinBounds"
 REASON_RATIO_BOUND = "RatioBound"
+REASON_SHRINKING_FIRST = "ShrinkingFirst"
+REASON_WAITING_FOR_PAIR = "WaitingForPair"
+REASON_PAUSED = "Paused"
+REASON_DEADLINE = "ProgressDeadlineExceeded"
 
 # Reasons of events; a condition's reason is used as one too.
 EVENT_SCALED = "GroupsScaled"

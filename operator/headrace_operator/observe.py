@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -264,3 +264,8 @@ def _condition(status: Body, kind: str) -> Body:
 def epoch_seconds(timestamp: str) -> float:
     """Seconds since 1970 of a Kubernetes time."""
     return datetime.fromisoformat(timestamp).timestamp()
+
+
+def timestamp(seconds: float) -> str:
+    """Epoch seconds as Kubernetes writes times, to the microsecond."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -31,9 +31,10 @@ from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, controller_uid, observe
+from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
+from headrace_operator.progress import seconds_left
 from headrace_operator.repairs import RepairBudget
-from headrace_operator.rollout import Note
 from headrace_operator.scaling import stale_scaler_statuses
 from headrace_operator.status import as_applied, gate_condition, invalid_status, status_of
 from headrace_operator.store import Store
@@ -137,7 +138,10 @@ class Reconciler:
         await self._post(raw, [*decision.notes, *decision.repairs, *refused])
         if failure:
             raise failure
-        return min((wait for wait in (decision.wait_seconds, pause) if wait), default=None)
+        deadline = seconds_left(
+            status.progress, deployment.spec.rollout_strategy.progress_deadline_seconds, self._clock()
+        )
+        return min((wait for wait in (decision.wait_seconds, pause, deadline) if wait), default=None)
 
     async def _ask_engines(self, observed: Observed) -> Observed:
         """The same with what groups that are out of service still have in flight."""

@@ -24,11 +24,17 @@ def status_table(body: Mapping[str, Any]) -> str:
     rows += [(c.type, c.status, c.reason, c.message.partition("\n")[0]) for c in status.conditions]
     parts.append(_aligned(rows))
     for rebuild in status.rebuilds:
-        what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is being replaced since"
+        what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is made again since"
         if rebuild.given_up:
             what = f"given up after {rebuild.failures - 1} restarts, the last"
         head = f"{rebuild.role} group {rebuild.group}: {what} {rebuild.last_time}"
         parts.append(f"{head}\n{_indented(rebuild.message)}")
+    if status.leaving:
+        parts.append(
+            "\n".join(
+                f"{left.role} group {left.group} of revision {left.revision} is leaving" for left in status.leaving
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -32,12 +32,11 @@ class Memory:
 
 
 def after_failure(
-    before: Rebuild | None, revision: str, pods: Sequence[Pod], size: int | None, rules: RestartRules, now: float
+    before: Rebuild | None, pods: Sequence[Pod], size: int | None, rules: RestartRules, now: float
 ) -> Rebuild:
-    """The note of a group that fails now, to be made again from `revision`. `size`: pods that it should have."""
+    """The note of a group that fails now. `size`: pods that it should have."""
     failures = 1 + (before.failures if before else 0)
     return Rebuild(
-        revision,
         failures,
         now,
         failure_message(pods, size),

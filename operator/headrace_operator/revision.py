@@ -28,6 +28,7 @@ class RoleTemplate(RuledModel):
     parallelism: Parallelism = Parallelism()
     resources: RoleResources = RoleResources()
     template: PodTemplate = PodTemplate()
+    is_default_image: bool = False  # engine.image was filled in
 
     @classmethod
     def of(cls, spec: Spec, role_name: str) -> Self:
@@ -60,7 +61,26 @@ class RoleTemplate(RuledModel):
         """The template with the default image filled in, as it is stored: a revision keeps the image it began with."""
         if self.engine.image is not None:
             return self
-        return self.model_copy(update={"engine": self.engine.model_copy(update={"image": image})})
+        engine = self.engine.model_copy(update={"image": image})
+        return self.model_copy(update={"engine": engine, "is_default_image": True})
+
+    @property
+    def kv_fingerprint(self) -> str:
+        """Hash of all in the resource that decides the bytes of the KV cache: groups can pair iff theirs are equal.
+
+        Known before any engine runs, and the same for both roles of one spec. Engines compare fingerprints of their
+        own, which tell of the weights themselves; this one is for planning roll-outs. An image counts if the user
+        chose it: another one may lay out its cache in another way.
+        """
+        engine = self.engine
+        record = {
+            "source": self.model.source.model_dump(mode="json", by_alias=True),
+            "image": None if self.is_default_image else engine.image,
+            "dtype": engine.dtype,
+            "cacheDtype": engine.cache_dtype,
+            "blockSize": engine.block_size,
+        }
+        return content_hash(record)[:REVISION_LENGTH]
 
 
 def _in_any_order(template: dict[str, Any]) -> dict[str, Any]:

@@ -1,295 +1,288 @@
-"""What to create and delete next for one role. Pure: observed groups and `now` in, a plan out.
+"""What to create and delete next for all roles of a deployment. Pure: observed groups and `now` in, a plan out.
 
-A role has `replicas` *slots*, numbered from 0; each slot holds one group of one revision.
+1. Groups that no slot has a place for (`slots.py`) go, whole. Roles shrink before they grow: while such groups are
+   there, a group is added only if all roles together then cost no more than the spec asks for.
+2. A group is kept whole and made again from its own revision (`upkeep.py`).
+3. Roll-out: slots whose group is of an old revision are turned over, unready ones first, then from the highest index.
+   A ready group is replaced with surge (the new group is made beside it, and it goes once the new one is available) or
+   in place (it goes first), as the strategy allows: never more than `max_surge` groups too many, never fewer than
+   replicas - `max_unavailable` available slots because of a roll-out. No more slots are in transition than the sum of
+   the two, so that a new revision that never gets ready costs no more than these.
+4. Where there is no room for surge, a group is replaced in place if one may be unavailable; if not, `when_full` says
+   whether to wait for room or to do it all the same.
+5. Across a change of the KV fingerprint, `pairing.py` has a say in which available old group may go.
 
-1. Groups beyond the slots, and second groups in a slot, are deleted.
-2. A group is kept whole. If one of its pods ends, is edited or vanishes, all its pods are deleted and the group is made
-   again from its own revision, later and later when it fails again and again, and at last no more (`restarts.py`).
-   What a slot is to hold next is noted in `rebuilds` (kept in the resource's status): an empty slot says nothing.
-3. Roll-out: while no group of the wanted revision is missing or unready, one slot of an old revision is turned over:
-   unready ones first, then from the highest index. Its old group goes first (drained), the new one follows: a full
-   cluster has no room for both. A new revision that never gets ready thus costs one group at most.
-
-`plan_role` looks one step ahead; applied again and again to what it caused, it ends (tests run it to the end).
+`plan_deployment` looks one step ahead; applied again and again to what it caused, it ends (tests run it to the end).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace_operator import names
-from headrace_operator.groups import (
-    OVERDUE_SECONDS,
-    GroupKey,
-    GroupState,
-    Pod,
-    Rebuild,
-    RoleState,
-    group_state,
-)
-from headrace_operator.node_loss import lost_message, only_lost
-from headrace_operator.restarts import after_failure, bad_nodes, is_given_up, memory_of, wait_seconds
-
-# Nothing is drained from a group that has lost a rank; its pods only get time to say goodbye.
-BROKEN_GRACE_SECONDS = 5
+from headrace_operator.groups import GroupKey, GroupState, RoleState, Strategy
+from headrace_operator.pairing import Pairing, Side
+from headrace_operator.plans import Group, RolePlan, Slot
+from headrace_operator.slots import available_at, lay_out
+from headrace_operator.upkeep import Admit, Outcome, Upkeep
 
 
-@dataclass(frozen=True)
-class Creation:
-    """Make these pods of a group."""
-
-    key: GroupKey
-    pods: tuple[int, ...]
-    avoided_nodes: tuple[str, ...] = ()  # the group failed there again and again
-
-
-@dataclass(frozen=True)
-class Deletion:
-    """Delete one pod. grace_seconds None: the pod's own termination grace; 0: at once, its node is lost."""
-
-    pod_name: str
-    uid: str
-    grace_seconds: int | None
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something worth an event."""
-
-    reason: str
-    message: str
-    is_warning: bool = False
-    group: GroupKey | None = None  # whose making it tells of: nothing to tell if that is put off
+def plan_deployment(
+    roles: Sequence[RoleState], strategy: Strategy, now: float, admit: Admit = lambda key: None
+) -> dict[str, RolePlan]:
+    """The next step of every role towards its wanted groups. Total: whatever is observed, there is a plan."""
+    passes = [_RolePass(state, strategy, now, admit) for state in roles]
+    for each in passes:
+        each.retire_extras()
+    pairing = Pairing([each.side() for each in passes if each.state.revision])
+    for each in passes:
+        each.finish_handovers(pairing)
+        each.turn_over_unready(pairing)
+    room = _Room.of(passes)
+    for each in passes:
+        each.keep_and_fill(room)
+    room.is_owed = any(each.has_unfilled_slots() for each in passes)
+    for each in passes:
+        each.turn_over_ready(pairing, room)
+    return {each.state.role: each.result() for each in passes}
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One slot as observed, with the revision that it holds or is to hold."""
+class _RolePass:
+    """One pass over one role. The public methods are called in the order in which they stand here."""
 
-    index: int
-    revision: str
-    state: GroupState
-    pods: tuple[Pod, ...] = ()
-
-
-@dataclass(frozen=True)
-class RolePlan:
-    """The next step of one role."""
-
-    slots: tuple[Slot, ...] = ()
-    create: tuple[Creation, ...] = ()
-    delete: tuple[Deletion, ...] = ()
-    rebuilds: tuple[tuple[int, Rebuild], ...] = ()
-    notes: tuple[Note, ...] = ()
-    wait_seconds: float | None = None  # look again then, even if nothing happens
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.create and not self.delete
-
-    def without(self, groups: Collection[GroupKey]) -> RolePlan:
-        """The same, but these groups are not made now."""
-        return replace(
-            self,
-            create=tuple(creation for creation in self.create if creation.key not in groups),
-            notes=tuple(note for note in self.notes if note.group not in groups),
+    def __init__(self, state: RoleState, strategy: Strategy, now: float, admit: Admit) -> None:
+        self.state = state
+        self._strategy = strategy
+        self._now = now
+        self._upkeep = Upkeep(state, now, admit)
+        self._layout = lay_out(state, strategy, now)
+        self._slots = {slot.index: slot for slot in self._layout.slots}
+        self._counted: tuple[int, int] | None = None
+        self._num_groups = self._layout.num_groups
+        self._max_groups = state.replicas + strategy.max_surge  # those on their way out included
+        self.is_shrinking = bool(self._layout.surplus) or any(
+            group.key.index not in self._slots for group in self._layout.leaving
         )
 
+    def cost(self, revision: str) -> int:
+        return self.state.costs.get(revision, self.state.sizes.get(revision, 1))
 
-def plan_role(state: RoleState, now: float) -> RolePlan:
-    """The next step towards `state.replicas` ready groups of `state.revision`."""
-    return _Planner(state, now).plan()
+    def retire_extras(self) -> None:
+        """Rule 1: what has no slot goes, and what was told to go keeps going."""
+        for group in (*self._layout.surplus, *self._layout.superseded):
+            text = f"{self.state.role} group {group.key.index} of revision {group.revision} is not wanted any more"
+            self._retire(group, "GroupRemoved", text)
+        for group in self._layout.leaving:
+            self._upkeep.retire(group)
 
+    def side(self) -> Side:
+        slots = self._slots.values()
+        return Side(
+            role=self.state.role,
+            replicas=self.state.replicas,
+            num_new=sum(any(g.is_available and not self._is_unpaired(g) for g in slot.groups) for slot in slots),
+            num_old=sum(slot.holder.is_available and self._is_unpaired(slot.holder) for slot in slots),
+        )
 
-class _Planner:
-    """One pass over one role; collects what the plan will say."""
+    def finish_handovers(self, pairing: Pairing) -> None:
+        """Rule 3: an old group goes once its successor is available."""
+        for slot in self._in_order():
+            if slot.successor and slot.successor.is_available and not self._strategy.is_paused:
+                self._replace(slot, slot.successor, pairing)
 
-    def __init__(self, state: RoleState, now: float) -> None:
-        self.state = state
-        self.now = now
-        self.rebuilds = {
-            # No later than now: the time was noted by an operator whose clock may have been ahead of ours.
-            index: replace(noted, time=min(noted.time, now))
-            for index, noted in state.rebuilds.items()
-            if index < state.replicas and noted.revision in state.sizes
-        }
-        for index in self.rebuilds.keys() & state.retried:
-            self.rebuilds[index] = replace(self.rebuilds[index], failures=0, is_final=False, nodes=())
-        self.create: list[Creation] = []
-        self.delete: list[Deletion] = []
-        self.notes: list[Note] = []
-        self.waits: list[float] = []
+    def turn_over_unready(self, pairing: Pairing) -> None:
+        """Rule 3: an old group that is not ready serves nobody: it goes first, and its going costs nothing."""
+        for slot in self._in_order():
+            if slot.holder.state is not GroupState.READY and self._is_due(slot) and self._num_transitions_left() > 0:
+                self._replace(slot, self._wanted_group(slot.index), pairing)
 
-    def plan(self) -> RolePlan:
-        slots = self._fill_slots()
-        turned = self._choose_turnover(slots)
-        for slot in slots:
-            if slot.index == turned:
-                self._turn_over(slot)
-            else:
-                self._keep(slot)
+    def keep_and_fill(self, room: _Room) -> None:
+        """Rule 2: groups that stay are kept whole, and empty slots get their group."""
+        for slot in self._slots.values():
+            for group in slot.groups:
+                if group.pods:
+                    self._upkeep.keep(group)
+                elif group is slot.holder:
+                    self._fill(group, room)
+
+    def has_unfilled_slots(self) -> bool:
+        """Whether a slot waits for its group: what becomes free is owed to it."""
+        made = {creation.key for creation in self._upkeep.create}
+        holders = [slot.holder for slot in self._slots.values()]
+        return any(not g.pods and g.key not in made and not self._upkeep.is_given_up(g.key) for g in holders)
+
+    def turn_over_ready(self, pairing: Pairing, room: _Room) -> None:
+        """Rules 3 to 5: ready old groups, as far as the strategy allows."""
+        for slot in self._in_order():
+            if self._strategy.is_paused:
+                return
+            if slot.successor and not slot.successor.is_available:
+                if self._lacks_room(slot.successor, room):
+                    self._make_way(slot, slot.successor, pairing, is_full=True)
+            elif slot.holder.state is GroupState.READY and self._is_due(slot) and self._num_transitions_left() > 0:
+                outcome = self._surge(slot, room)
+                if outcome is not Outcome.MADE:
+                    self._make_way(slot, self._wanted_group(slot.index), pairing, outcome is Outcome.NO_ROOM)
+
+    def result(self) -> RolePlan:
+        slots = [self._slots[index] for index in sorted(self._slots)]
+        upkeep = self._upkeep
+        due = [available_at(group, self._strategy) for slot in slots for group in slot.groups]
+        waits = [*upkeep.waits, *(time - self._now for time in due if time is not None and time > self._now)]
+        if self._strategy.is_paused and any(self._is_old(slot.holder) for slot in slots):
+            upkeep.block(names.REASON_PAUSED, f"the roll-out of {self.state.role} is paused (spec.paused)")
+        kept = {group.key for slot in slots for group in slot.groups}
         return RolePlan(
             slots=tuple(slots),
-            create=tuple(self.create),
-            delete=tuple(self.delete),
-            rebuilds=tuple(sorted(self.rebuilds.items())),
-            notes=tuple(self.notes),
-            wait_seconds=min(self.waits, default=None),
+            create=tuple(upkeep.create),
+            delete=tuple(upkeep.delete),
+            rebuilds=tuple(sorted((key, noted) for key, noted in upkeep.rebuilds.items() if key in kept)),
+            leaving=tuple(sorted(upkeep.leaving)),
+            notes=tuple(upkeep.notes),
+            blocked=tuple(upkeep.blocked),
+            wait_seconds=min(waits, default=None),
         )
 
-    def _fill_slots(self) -> list[Slot]:
-        """Rule 1: give every slot its group and delete the groups that have no slot."""
-        by_index: dict[int, list[GroupKey]] = {}
-        for key in self.state.groups:
-            by_index.setdefault(key.index, []).append(key)
-        slots = []
-        for index in range(self.state.replicas):
-            keys = sorted(by_index.pop(index, []), key=self._preference)
-            slots.append(self._slot(index, keys[0] if keys else None))
-            for key in keys[1:]:
-                self._delete_group(self.state.groups[key])
-        for key in sorted(key for keys in by_index.values() for key in keys):
-            pods = self.state.groups[key]
-            if not all(pod.is_terminating for pod in pods):
-                self.notes.append(Note("GroupRemoved", f"{key.role} group {key.index} is not wanted any more"))
-            self._delete_group(pods)
-        return slots
+    def _in_order(self) -> list[Slot]:
+        """A snapshot of the slots, in the order in which they are turned over."""
+        return sorted(self._slots.values(), key=lambda slot: -slot.index)
 
-    def _preference(self, key: GroupKey) -> tuple[bool, int, str]:
-        num_ready = sum(pod.is_ready and not pod.is_terminating for pod in self.state.groups[key])
-        return (key.revision != self.state.revision, -num_ready, key.revision)
+    def _wanted_group(self, index: int) -> Group:
+        return Group(GroupKey(self.state.role, self.state.revision, index), GroupState.EMPTY)
 
-    def _slot(self, index: int, key: GroupKey | None) -> Slot:
-        if key is None:
-            noted = self.rebuilds.get(index)
-            return Slot(index, noted.revision if noted else self.state.revision, GroupState.EMPTY)
-        pods = self.state.groups[key]
-        return Slot(index, key.revision, group_state(pods, self.state.sizes.get(key.revision)), pods)
+    def _is_old(self, group: Group) -> bool:
+        return group.revision != self.state.revision
 
-    def _choose_turnover(self, slots: list[Slot]) -> int | None:
-        """Rule 3: the slot to turn over to the wanted revision now, if any."""
-        old = []
-        for slot in slots:
-            noted = self.rebuilds.get(slot.index)
-            is_turning = slot.state is GroupState.TERMINATING and noted and noted.revision == self.state.revision
-            if slot.revision != self.state.revision and not is_turning:
-                old.append(slot)
-            elif slot.state is not GroupState.READY:
-                return None
-        return max(old, key=lambda s: (s.state is not GroupState.READY, s.index)).index if old else None
+    def _is_unpaired(self, group: Group) -> bool:
+        """Whether its cache has other bytes than that of the wanted revision."""
+        fingerprints = self.state.fingerprints
+        return fingerprints.get(group.revision) != fingerprints.get(self.state.revision)
 
-    def _turn_over(self, slot: Slot) -> None:
-        self.notes.append(
-            Note(
-                "GroupReplaced",
-                f"{self.state.role} group {slot.index} goes from revision {slot.revision} to {self.state.revision}",
+    def _is_due(self, slot: Slot) -> bool:
+        """Whether the slot is to be turned over and nothing has been done for it yet."""
+        if slot.successor or not self._is_old(slot.holder) or self._strategy.is_paused:
+            return False
+        num_turned, _ = self._counts()
+        return num_turned < self.state.replicas - self._strategy.partition
+
+    def _num_transitions_left(self) -> int:
+        _, num_under_way = self._counts()
+        return self._strategy.max_surge + self._strategy.max_unavailable - num_under_way
+
+    def _counts(self) -> tuple[int, int]:
+        """(slots with a group of the wanted revision, slots that wait for one to become available)."""
+        if self._counted is None:
+            slots = self._slots.values()
+            self._counted = (
+                sum(not all(self._is_old(group) for group in slot.groups) for slot in slots),
+                sum(
+                    slot.successor is not None or (not self._is_old(slot.holder) and not slot.holder.is_available)
+                    for slot in slots
+                ),
             )
+        return self._counted
+
+    def _set(self, slot: Slot) -> None:
+        self._slots[slot.index] = slot
+        self._counted = None
+
+    def _replace(self, slot: Slot, successor: Group, pairing: Pairing) -> None:
+        """Let the holder of a slot go, for `successor`, unless another role still needs it."""
+        holder = slot.holder
+        if holder.is_available and self._is_unpaired(holder):
+            obstacle = pairing.obstacle(self.state.role)
+            if obstacle:
+                text = f"{self.state.role} group {slot.index} of revision {holder.revision} stays: {obstacle}"
+                self._upkeep.block(names.REASON_WAITING_FOR_PAIR, text)
+                return
+            pairing.retired(self.state.role)
+        text = f"{self.state.role} group {slot.index} goes from revision {holder.revision} to {self.state.revision}"
+        self._retire(holder, "GroupReplaced", text)
+        self._set(Slot(slot.index, successor))
+
+    def _retire(self, group: Group, reason: str, message: str) -> None:
+        if group.key not in self.state.leaving:
+            self._upkeep.note(reason, message)
+        self._upkeep.retire(group)
+
+    def _fill(self, group: Group, room: _Room) -> None:
+        """Make the group of an empty slot."""
+        cost = self.cost(group.revision)
+        if self._num_groups >= self._max_groups:
+            return  # others go first
+        if not room.has(cost):
+            text = (
+                f"{self.state.role} group {group.key.index} waits until surplus groups are gone: {room.shortage(cost)}"
+            )
+            self._upkeep.block(names.REASON_SHRINKING_FIRST, text)
+        elif self._upkeep.make(group.key) is Outcome.MADE:
+            self._num_groups += 1
+            room.used += cost
+
+    def _surge(self, slot: Slot, room: _Room) -> Outcome:
+        """Make the successor of a slot beside its holder, if one more group is allowed."""
+        num_handovers = sum(other.successor is not None for other in self._slots.values())
+        is_allowed = num_handovers < self._strategy.max_surge and self._num_groups < self._max_groups
+        if not is_allowed or room.is_shrinking or room.is_owed:
+            return Outcome.WAITS
+        successor = self._wanted_group(slot.index)
+        outcome = self._upkeep.make(successor.key)
+        if outcome is Outcome.MADE:
+            self._num_groups += 1
+            self._set(replace(slot, successor=successor))
+        return outcome
+
+    def _lacks_room(self, successor: Group, room: _Room) -> bool:
+        """Whether a successor that was begun cannot go on; one that failed is made again here."""
+        if successor.pods:
+            troubles = [pod.trouble for pod in successor.pods if pod.trouble]
+            return any(trouble.reason == names.REASON_UNSCHEDULABLE for trouble in troubles)
+        if self._num_groups >= self._max_groups or room.is_owed:
+            return False
+        outcome = self._upkeep.make(successor.key)
+        self._num_groups += outcome is Outcome.MADE
+        return outcome is Outcome.NO_ROOM
+
+    def _make_way(self, slot: Slot, successor: Group, pairing: Pairing, is_full: bool) -> None:
+        """Let a ready old group go before its successor is there, if a slot may be unavailable."""
+        strategy = self._strategy
+        allowed = strategy.max_unavailable
+        if is_full and strategy.when_full == "Recreate":
+            allowed = max(1, allowed)
+        num_available = sum(other.is_available for other in self._slots.values())
+        if num_available - slot.is_available >= self.state.replicas - allowed:
+            self._replace(slot, successor, pairing)
+        elif is_full and strategy.when_full == "Wait":
+            text = (
+                f"there is no room for {self.state.role} group {slot.index} of revision {successor.revision} beside "
+                f"the old one, which maxUnavailable {strategy.max_unavailable} keeps: add room, or set "
+                "whenFull: Recreate"
+            )
+            self._upkeep.block(names.REASON_NO_CAPACITY, text)
+
+
+@dataclass
+class _Room:
+    """What all groups of a deployment may cost together while some of them are surplus."""
+
+    is_shrinking: bool
+    budget: int
+    used: int
+    unit: str
+    is_owed: bool = False  # slots wait for their groups
+
+    @classmethod
+    def of(cls, passes: Sequence[_RolePass]) -> _Room:
+        return cls(
+            is_shrinking=any(each.is_shrinking for each in passes),
+            budget=sum(each.state.replicas * each.cost(each.state.revision) for each in passes),
+            used=sum(each.cost(key.revision) for each in passes for key in each.state.groups),
+            unit="GPUs" if any(each.state.costs for each in passes) else "pods",
         )
-        self.rebuilds[slot.index] = Rebuild(self.state.revision, 0, self.now, "replaced by the wanted revision")
-        if slot.state is GroupState.EMPTY:
-            self._create_group(slot.index, self.state.revision)
-        else:
-            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS if slot.state is GroupState.BROKEN else None)
 
-    def _keep(self, slot: Slot) -> None:
-        """Rule 2: the next step of a slot that keeps its revision."""
-        is_whole = slot.state in (GroupState.FORMING, GroupState.READY, GroupState.PARTIAL)
-        if not is_whole and is_given_up(self.rebuilds.get(slot.index), self.state.restarts):
-            self._rest(slot)
-        elif slot.state is GroupState.EMPTY:
-            self._create_group(slot.index, slot.revision)
-        elif slot.state is GroupState.TERMINATING:
-            # Whoever deleted a pod of it, the slot is made again as it was, unless it is noted otherwise.
-            if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
-                message = lost_message(slot.pods) or "a pod of the group was deleted"
-                self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, message)
-            self._tell_of_lost(slot)
-            self._delete_group(slot.pods, None if self._can_drain(slot) else BROKEN_GRACE_SECONDS)
-        elif slot.state is GroupState.BROKEN and slot.index in self.state.retried:
-            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)  # what is left of a failure that was counted
-        elif slot.state is GroupState.BROKEN and only_lost(slot.pods):
-            self._lose(slot)
-        elif slot.state is GroupState.BROKEN:
-            self._fail(slot)
-        elif slot.state is GroupState.PARTIAL:
-            present = {pod.index for pod in slot.pods}
-            missing = tuple(i for i in range(self.state.sizes[slot.revision]) if i not in present)
-            self._create_pods(GroupKey(self.state.role, slot.revision, slot.index), missing)
-        else:
-            self._remember(slot)
-            self.waits += [pod.lost_at - self.now for pod in slot.pods if pod.lost_at is not None]
+    def has(self, cost: int) -> bool:
+        return not self.is_shrinking or self.used + cost <= self.budget
 
-    def _can_drain(self, slot: Slot) -> bool:
-        """Whether all ranks are still there: a node that is being drained leaves its pods time to finish requests."""
-        is_whole = len(slot.pods) == self.state.sizes.get(slot.revision)
-        return is_whole and not any(pod.is_finished or pod.is_lost for pod in slot.pods)
-
-    def _create_group(self, index: int, revision: str) -> None:
-        wait = wait_seconds(self.rebuilds.get(index), self.state.role, index, self.state.restarts, self.now)
-        if wait > 0:
-            self.waits.append(wait)
-            return
-        key = GroupKey(self.state.role, revision, index)
-        self._create_pods(key, tuple(range(self.state.sizes[revision])))
-        text = f"{key.role} group {index} is made from revision {revision}"
-        self.notes.append(Note("GroupCreated", text, group=key))
-
-    def _create_pods(self, key: GroupKey, pods: tuple[int, ...]) -> None:
-        self.create.append(Creation(key, pods, bad_nodes(self.rebuilds.get(key.index))))
-
-    def _lose(self, slot: Slot) -> None:
-        """A node took a pod along: the group goes elsewhere, and that is no failure of its own."""
-        if slot.index not in self.rebuilds and slot.revision in self.state.sizes:
-            self.rebuilds[slot.index] = Rebuild(slot.revision, 0, self.now, lost_message(slot.pods))
-        self._tell_of_lost(slot)
-        self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
-
-    def _tell_of_lost(self, slot: Slot) -> None:
-        lost = lost_message(slot.pods)
-        if lost:
-            text = f"{self.state.role} group {slot.index} is made again elsewhere: {lost}"
-            self.notes.append(Note(names.REASON_NODE_LOST, text, is_warning=True))
-
-    def _fail(self, slot: Slot) -> None:
-        size = self.state.sizes.get(slot.revision)
-        revision = slot.revision if size is not None else self.state.revision
-        rules = self.state.restarts
-        noted = after_failure(self.rebuilds.get(slot.index), revision, slot.pods, size, rules, self.now)
-        self.rebuilds[slot.index] = noted
-        first_line = noted.message.partition("\n")[0]
-        where = f"{self.state.role} group {slot.index}"
-        if noted.is_final:
-            text = f"{where} is given up after {rules.max_restarts} restarts: {first_line}"
-            self.notes.append(Note("RestartsExhausted", text, is_warning=True))
-            self._rest(slot)
-        else:
-            text = f"{where} is made again (failure {noted.failures} in a row): {first_line}"
-            self.notes.append(Note("GroupFailed", text, is_warning=True))
-            self._delete_group(slot.pods, BROKEN_GRACE_SECONDS)
-
-    def _rest(self, slot: Slot) -> None:
-        """A group that is given up: what still runs of it goes, and frees its resources. Pods that have ended hold
-        none; they are kept so that their whole logs can be read."""
-        self._delete_group([pod for pod in slot.pods if not pod.is_finished], BROKEN_GRACE_SECONDS)
-
-    def _remember(self, slot: Slot) -> None:
-        memory = memory_of(self.rebuilds.pop(slot.index, None), slot.state, slot.pods, self.now)
-        if memory.rebuild:
-            self.rebuilds[slot.index] = memory.rebuild
-        if memory.wait_seconds is not None:
-            self.waits.append(memory.wait_seconds)
-
-    def _delete_group(self, pods: Iterable[Pod], grace_seconds: int | None = None) -> None:
-        """Delete pods that are not being deleted yet, by force those that should long be gone."""
-        for pod in pods:
-            if pod.is_lost:
-                self.delete.append(Deletion(pod.name, pod.uid, 0))
-            elif pod.deadline is None:
-                self.delete.append(Deletion(pod.name, pod.uid, grace_seconds))
-            else:
-                gone_at = min(pod.deadline + OVERDUE_SECONDS, pod.lost_at if pod.lost_at is not None else float("inf"))
-                if self.now >= gone_at:
-                    self.delete.append(Deletion(pod.name, pod.uid, 0))
-                else:
-                    self.waits.append(gone_at - self.now)
+    def shortage(self, cost: int) -> str:
+        return f"it needs {cost} {self.unit}, and {self.used} of {self.budget} are in use"

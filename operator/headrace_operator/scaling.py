@@ -18,7 +18,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL, Ratio, ScalerStatus
 from headrace_operator.api_status import Status
 from headrace_operator.observe import Observed
-from headrace_operator.rollout import Note
+from headrace_operator.plans import Note
 
 
 @dataclass(frozen=True)

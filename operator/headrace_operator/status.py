@@ -10,26 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
 from headrace_operator.api_scaling import EXTERNAL
-from headrace_operator.api_status import Condition, NodeFailures, Rebuild, RoleStatus, Status, Summary
+from headrace_operator.api_status import Condition, Progress, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
 from headrace_operator.disruptions import protection
 from headrace_operator.groups import GroupState, Trouble
-from headrace_operator.observe import Observed
+from headrace_operator.memory import stored_leaving, stored_rebuilds
+from headrace_operator.observe import Observed, timestamp
+from headrace_operator.plans import RolePlan
+from headrace_operator.progress import progress_of, seconds_left
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
-from headrace_operator.rollout import RolePlan
 from headrace_operator.troubles import worst_trouble
 
 _MAX_SUMMARY = 256
 _MAX_LISTED = 5
 _MAX_REFUSAL = 4096
-# Rebuilt groups whose last words are told in full: all of them at once could be more than the API server stores.
-_MAX_TAILS = 64
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ def invalid_status(before: Status, generation: int, problem: str, now: float) ->
         conditions=[*own, *kept],
         roles=before.roles,
         rebuilds=before.rebuilds,
+        leaving=before.leaving,
         summary=summary.model_copy(update={"reason": f"{names.REASON_SPEC_INVALID}: {problem}"[:_MAX_SUMMARY]}),
     )
 
@@ -75,10 +75,14 @@ def status_of(
     blocked = _blocked(decision, refusals)
     trouble = blocked or worst_trouble(deployment, decision, now)
     ready = _ready(deployment, roles, router, trouble, decision)
+    is_paused = deployment.spec.paused and ready.reason == names.REASON_PAUSED
+    progress = None
+    if not ready.holds and not is_paused:
+        progress = progress_of(before.progress, decision, generation, timestamp(now))
     findings = {
         names.VALID: _Finding(True, names.REASON_SPEC_ACCEPTED, "the spec is valid"),
         names.AVAILABLE: _available(deployment, roles, router, trouble),
-        names.PROGRESSING: _progressing(decision, blocked, ready),
+        names.PROGRESSING: _progressing(deployment, decision, blocked, ready, progress, now),
         names.READY: ready,
         names.PROTECTED: _Finding(*protection(deployment, decision.plans)),
     }
@@ -88,7 +92,9 @@ def status_of(
         observed_generation=generation,
         conditions=_conditions(before, findings, generation, now),
         roles=roles,
-        rebuilds=_rebuilds(decision),
+        rebuilds=stored_rebuilds(decision.plans),
+        leaving=stored_leaving(decision.plans),
+        progress=progress,
         summary=_summary(deployment, roles, ready),
     )
 
@@ -96,11 +102,6 @@ def status_of(
 def as_applied(status: Status) -> dict[str, Any]:
     """The status as plain data for the API server."""
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def timestamp(seconds: float) -> str:
-    """Epoch seconds as Kubernetes writes times, to the microsecond."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def gate_condition(is_open: bool, now: float) -> dict[str, Any]:
@@ -147,41 +148,20 @@ def _conditions(before: Status, findings: Mapping[str, _Finding], generation: in
 
 def _role_status(role: Role, plan: RolePlan, decision: Decision) -> RoleStatus:
     revision = decision.revisions[role.name]
-    given_up = {index for index, noted in plan.rebuilds if noted.is_final}
+    given_up = {key for key, noted in plan.rebuilds if noted.is_final}
     return RoleStatus(
         name=role.name,
         replicas=role.replicas,
-        groups=sum(bool(slot.pods) for slot in plan.slots),
-        ready_groups=sum(slot.state is GroupState.READY for slot in plan.slots),
-        updated_groups=sum(bool(slot.pods) and slot.revision == revision for slot in plan.slots),
-        failed_groups=sum(slot.state is not GroupState.READY and slot.index in given_up for slot in plan.slots),
+        groups=sum(bool(group.pods) for slot in plan.slots for group in slot.groups),
+        ready_groups=sum(slot.is_ready for slot in plan.slots),
+        updated_groups=sum(bool(slot.holder.pods) and slot.holder.revision == revision for slot in plan.slots),
+        failed_groups=sum(
+            group.state is not GroupState.READY and group.key in given_up
+            for slot in plan.slots
+            for group in slot.groups
+        ),
         revision=revision,
     )
-
-
-def _rebuilds(decision: Decision) -> list[Rebuild]:
-    """What is noted of every slot; only the latest failures keep the last lines of their logs."""
-    noted = [
-        (role, index, rebuild)
-        for role, plan in decision.plans.items()
-        if role in decision.revisions
-        for index, rebuild in plan.rebuilds
-    ]
-    latest = sorted((rebuild.time for _, _, rebuild in noted), reverse=True)
-    oldest_told = latest[_MAX_TAILS - 1] if len(latest) >= _MAX_TAILS else float("-inf")
-    return [
-        Rebuild(
-            role=role,
-            group=index,
-            revision=rebuild.revision,
-            failures=rebuild.failures,
-            given_up=rebuild.is_final,
-            nodes=[NodeFailures(name=name, failures=failures) for name, failures in rebuild.nodes],
-            last_time=timestamp(rebuild.time),
-            message=rebuild.message if rebuild.time > oldest_told else rebuild.message.partition("\n")[0],
-        )
-        for role, index, rebuild in noted
-    ]
 
 
 def _router_finding(deployment: DisaggDeployment, observed: Observed, decision: Decision) -> _Finding:
@@ -223,7 +203,10 @@ def _ready(
     if trouble:
         return _Finding(False, trouble.reason, f"{trouble.message} ({counts})")
     for role, status in zip(deployment.spec.roles, roles, strict=True):
-        if status.updated_groups < role.replicas or not decision.plans[role.name].is_idle:
+        plan = decision.plans[role.name]
+        num_to_update = max(0, role.replicas - deployment.spec.rollout_strategy.partition)
+        is_under_way = not plan.is_idle or any(slot.successor for slot in plan.slots)
+        if status.updated_groups < num_to_update or is_under_way:
             message = f"{role.name}: {status.updated_groups} of {role.replicas} groups at revision {status.revision}"
             return _Finding(False, names.REASON_ROLLING_OUT, f"{message} ({counts})")
     if not router.holds:
@@ -250,7 +233,14 @@ def _available(
     return _Finding(True, names.REASON_SERVING, counts)
 
 
-def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -> _Finding:
+def _progressing(
+    deployment: DisaggDeployment,
+    decision: Decision,
+    blocked: Trouble | None,
+    ready: _Finding,
+    progress: Progress | None,
+    now: float,
+) -> _Finding:
     if blocked:
         return _Finding(False, blocked.reason, blocked.message)
     if decision.held_back:
@@ -264,12 +254,16 @@ def _progressing(decision: Decision, blocked: Trouble | None, ready: _Finding) -
         return _Finding(False, decision.shortage.reason, decision.shortage.message)
     if ready.holds and not decision.apply and not decision.delete_pods and not decision.delete_children:
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
-    if ready.reason == names.REASON_RESTARTS_EXHAUSTED:
+    if ready.reason in (names.REASON_RESTARTS_EXHAUSTED, names.REASON_NO_CAPACITY, names.REASON_PAUSED):
         return _Finding(False, ready.reason, ready.message)
+    deadline = deployment.spec.rollout_strategy.progress_deadline_seconds
+    if progress and seconds_left(progress, deadline, now) == 0:
+        message = f"nothing has advanced for {deadline} s or more: {ready.reason}: {ready.message}"
+        return _Finding(False, names.REASON_DEADLINE, message)
     if decision.drains.messages:
         told = [f"{k.role} group {k.index}: {text}" for k, text in sorted(decision.drains.messages.items())]
         return _Finding(True, names.REASON_DRAINING, "; ".join(told[:_MAX_LISTED]))
-    if any(slot.revision != decision.revisions.get(role) for role, p in decision.plans.items() for slot in p.slots):
+    if decision.is_rolling_out:
         return _Finding(True, names.REASON_ROLLING_OUT, ready.message)
     return _Finding(True, names.REASON_CREATING if ready.holds else ready.reason, ready.message)
 

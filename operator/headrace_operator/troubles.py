@@ -7,8 +7,8 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.decide import Decision
 from headrace_operator.groups import OVERDUE_SECONDS, GroupState, Rebuild, Trouble
 from headrace_operator.node_loss import lost_message
+from headrace_operator.plans import Group
 from headrace_operator.restarts import bad_nodes
-from headrace_operator.rollout import Slot
 
 # The most telling first: a later one is often only the consequence of an earlier one.
 _PRECEDENCE = (
@@ -25,7 +25,10 @@ _PRECEDENCE = (
     names.REASON_REBUILDING,
     names.REASON_WAITING_FOR_GROUP,
     names.REASON_STARTING,
+    names.REASON_SHRINKING_FIRST,
     names.REASON_CREATING,
+    names.REASON_WAITING_FOR_PAIR,
+    names.REASON_PAUSED,
 )
 # One failure is an accident, several in a row are a crash loop.
 _CRASH_LOOP_FAILURES = 2
@@ -33,20 +36,24 @@ _CRASH_LOOP_FAILURES = 2
 
 def worst_trouble(deployment: DisaggDeployment, decision: Decision, now: float) -> Trouble | None:
     """The most telling reason why a group is not ready."""
-    troubles = [decision.shortage] if decision.shortage else []
+    troubles: list[Trouble] = [decision.shortage] if decision.shortage else []
     for role in deployment.spec.roles:
         plan = decision.plans[role.name]
         noted = dict(plan.rebuilds)
-        for slot in plan.slots:
-            if slot.state is GroupState.READY:
+        troubles += plan.blocked
+        for group in (group for slot in plan.slots for group in slot.groups):
+            if group.state is GroupState.READY:
                 continue
-            trouble = _slot_trouble(slot, noted.get(slot.index), now)
-            where = f"{role.name} group {slot.index} of {role.replicas}"
+            trouble = _group_trouble(group, noted.get(group.key), now)
+            before = [key.revision for key in plan.leaving if key.index == group.key.index]
+            if before and not group.pods and group.key not in noted:
+                trouble = Trouble(names.REASON_CREATING, f"the one of revision {before[0]} is on its way out")
+            where = f"{role.name} group {group.key.index} of {role.replicas}"
             troubles.append(Trouble(trouble.reason, f"{where}: {trouble.message}"))
     return min(troubles, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
 
 
-def _slot_trouble(slot: Slot, noted: Rebuild | None, now: float) -> Trouble:
+def _group_trouble(group: Group, noted: Rebuild | None, now: float) -> Trouble:
     failures, last_failure = (noted.failures, noted.message) if noted else (0, "")
     if noted and noted.is_final:
         return Trouble(
@@ -54,29 +61,29 @@ def _slot_trouble(slot: Slot, noted: Rebuild | None, now: float) -> Trouble:
             f"given up after {failures - 1} restarts; change its template or run `headrace retry`; last: "
             f"{_with_bad_nodes(noted)}",
         )
-    lost = lost_message(slot.pods)
+    lost = lost_message(group.pods)
     if lost:
         return Trouble(names.REASON_NODE_LOST, f"{lost}; the group is made again elsewhere")
-    for pod in slot.pods:
+    for pod in group.pods:
         if pod.deadline is not None and now > pod.deadline + OVERDUE_SECONDS:
             text = f"pod {pod.name} should be gone; its node {pod.node} does not answer"
             return Trouble(names.REASON_NODE_LOST, text)
-    seen = [pod.trouble for pod in slot.pods if pod.trouble]
+    seen = [pod.trouble for pod in group.pods if pod.trouble]
     worst = min(seen, key=lambda t: _PRECEDENCE.index(t.reason), default=None)
     if worst and _PRECEDENCE.index(worst.reason) < _PRECEDENCE.index(names.REASON_CRASH_LOOP):
         return worst
     if noted and failures >= _CRASH_LOOP_FAILURES:
         return Trouble(names.REASON_CRASH_LOOP, f"failed {failures} times in a row; last: {_with_bad_nodes(noted)}")
-    if slot.state in (GroupState.BROKEN, GroupState.TERMINATING):
+    if group.state in (GroupState.BROKEN, GroupState.TERMINATING):
         return Trouble(names.REASON_REBUILDING, last_failure or "its pods are being deleted")
-    if slot.state is GroupState.EMPTY:
+    if group.state is GroupState.EMPTY:
         return Trouble(
             names.REASON_REBUILDING if last_failure else names.REASON_CREATING, last_failure or "no pods yet"
         )
-    num_ready = sum(pod.is_ready for pod in slot.pods)
+    num_ready = sum(pod.is_ready for pod in group.pods)
     if num_ready and worst and worst.reason == names.REASON_STARTING:
-        return Trouble(names.REASON_WAITING_FOR_GROUP, f"{num_ready} of {len(slot.pods)} pods ready; {worst.message}")
-    return worst or Trouble(names.REASON_STARTING, f"{num_ready} of {len(slot.pods)} pods ready")
+        return Trouble(names.REASON_WAITING_FOR_GROUP, f"{num_ready} of {len(group.pods)} pods ready; {worst.message}")
+    return worst or Trouble(names.REASON_STARTING, f"{num_ready} of {len(group.pods)} pods ready")
 
 
 def _with_bad_nodes(noted: Rebuild) -> str:

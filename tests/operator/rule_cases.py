@@ -59,6 +59,7 @@ BACKOFF = "backoffSeconds.base may not be more than backoffSeconds.max"
 RATIO = {"min": {"prefill": 1, "decode": 2}, "max": {"prefill": 8, "decode": 1}}
 SERVICE_NAME = "may not end like a Service of engines"
 PREFERENCE = "enforcement: Preferred needs a preference"
+BOTH_ZERO = "maxSurge and maxUnavailable cannot both be 0"
 DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
@@ -134,6 +135,8 @@ CASES = [
         {"spec.roles": [{"name": "unified"}], "spec.scaling": {"mode": "External", "ratio": RATIO}},
         "scaling.ratio needs the roles prefill and decode",
     ),
+    Case("surge instead of a gap", {"spec.rolloutStrategy": {"maxSurge": 1, "maxUnavailable": 0}}),
+    Case("no gap and no surge", {"spec.rolloutStrategy": {"maxUnavailable": 0}}, BOTH_ZERO),
     Case("the longest name", {"metadata.name": LONGEST_NAME}),
     Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
     Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
@@ -188,5 +191,7 @@ FIELD_CASES = [
     Case("a truth value in words", {"spec.roles.1.parallelism": {"expert": "yes"}}, "expert"),
     Case("a sidecar", {"spec.roles.0.template": {"podSpec": {"containers": [{"name": "x", "image": "x:1"}]}}}),
     Case("a nameless container", {"spec.roles.0.template": {"podSpec": {"containers": [{"image": "x"}]}}}, "name"),
+    Case("no such way when full", {"spec.rolloutStrategy": {"whenFull": "Panic"}}, "whenFull"),
+    Case("a paused roll-out", {"spec.paused": True}),
     Case("any field of a pod", {"spec.roles.0.template": {"podSpec": {"priorityClassName": "high"}}}),
 ]

@@ -15,7 +15,7 @@ from headrace_operator.api_status import Condition
 from headrace_operator.capacity import Room
 from headrace_operator.decide import Decision
 from headrace_operator.groups import GroupKey
-from headrace_operator.rollout import BROKEN_GRACE_SECONDS
+from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
 
 # One prefill group of a pod of 4 GPUs, one decode group of two such pods.
 SPEC: dict[str, Any] = {

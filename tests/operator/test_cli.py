@@ -125,9 +125,10 @@ def test_status_shows_roles_conditions_and_failures() -> None:
 def test_status_calls_a_replacement_no_failure() -> None:
     cluster = FakeCluster()
     cluster.settle(stored())
+    old = cluster.status.roles[1].revision
     cluster.run(stored({"spec.engine": {"maxSequences": 8}}))
     table = status_table({**resource(), "status": as_applied(cluster.status)})
-    assert "decode group 0: is being replaced since" in table
+    assert f"decode group 0 of revision {old} is leaving" in table
     assert "failed 0 times" not in table
 
 

@@ -18,8 +18,8 @@ from headrace_operator.drain import POLL_SECONDS, SETTLE_SECONDS, Drains, GateCh
 from headrace_operator.engines import Engines, load_of
 from headrace_operator.groups import Gate, GroupKey, Load, Pod
 from headrace_operator.inventory import Inventory
+from headrace_operator.plans import Deletion
 from headrace_operator.reconcile import Reconciler
-from headrace_operator.rollout import Deletion
 
 NOW = 1000.0
 TIMEOUT = 60.0

@@ -12,7 +12,7 @@ from headrace_operator.events import (
     event_body,
     summarized,
 )
-from headrace_operator.rollout import Note
+from headrace_operator.plans import Note
 
 FAILED = Note("GroupFailed", "decode group 0", is_warning=True)
 

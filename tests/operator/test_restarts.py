@@ -63,7 +63,7 @@ def well(since: float) -> tuple[Pod, ...]:
 
 
 def test_failures_are_forgotten_once_all_pods_have_been_ready_for_long() -> None:
-    noted = Noted("r", 3, 0.0, "")
+    noted = Noted(3, 0.0, "")
     early = memory_of(noted, GroupState.READY, well(since=LONG), LONG + FAILURE_MEMORY_SECONDS - 5)
     assert early.rebuild == noted
     assert early.wait_seconds == pytest.approx(5)
@@ -71,9 +71,9 @@ def test_failures_are_forgotten_once_all_pods_have_been_ready_for_long() -> None
 
 
 def test_a_group_that_takes_long_to_load_is_not_well_meanwhile() -> None:
-    noted = Noted("r", 3, 0.0, "")
+    noted = Noted(3, 0.0, "")
     assert memory_of(noted, GroupState.FORMING, (), LONG).rebuild == noted
-    assert after_failure(noted, "r", (), 2, RULES, LONG).failures == 4
+    assert after_failure(noted, (), 2, RULES, LONG).failures == 4
 
 
 # --- who is to blame ---
@@ -91,13 +91,13 @@ def test_the_pod_that_ended_first_is_quoted_with_its_node() -> None:
 def test_a_node_is_bad_after_failures_in_a_row_whatever_happens_elsewhere() -> None:
     noted: Noted | None = None
     for node in ("node-a", "node-b", "node-a"):
-        noted = after_failure(noted, "r", (ended(0, 1.0, node),), 1, RULES, 0.0)
+        noted = after_failure(noted, (ended(0, 1.0, node),), 1, RULES, 0.0)
     assert BAD_NODE_FAILURES == 2
     assert bad_nodes(noted) == ("node-a",)
 
 
 def test_a_pod_that_was_edited_says_nothing_of_its_node() -> None:
-    noted = after_failure(None, "r", (ended(0, 1.0, "node-a", is_edited=True),), 1, RULES, 0.0)
+    noted = after_failure(None, (ended(0, 1.0, "node-a", is_edited=True),), 1, RULES, 0.0)
     assert noted.nodes == ()
 
 
@@ -106,7 +106,7 @@ def test_a_pod_that_was_edited_says_nothing_of_its_node() -> None:
 def test_few_nodes_are_remembered_and_the_last_always(nodes: list[int]) -> None:
     noted: Noted | None = None
     for number in nodes:
-        noted = after_failure(noted, "r", (ended(0, 1.0, f"node-{number}"),), 1, RULES, 0.0)
+        noted = after_failure(noted, (ended(0, 1.0, f"node-{number}"),), 1, RULES, 0.0)
         assert noted.nodes[-1][0] == f"node-{number}"
         assert len(noted.nodes) <= 8
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.operator.rule_cases import resource
+from tests.operator.worlds import stored
 
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.revision import RoleTemplate
@@ -82,3 +83,31 @@ def test_the_stored_template_keeps_the_image_and_reads_back_the_same() -> None:
     assert template.engine.image == "engine:1"
     assert template.with_image("engine:2") == template
     assert RoleTemplate.model_validate(template.as_written()) == template
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"spec.roles.1.parallelism": {"data": 2}}, True),
+        ({"spec.engine": {"maxSequences": 8}}, True),
+        ({"spec.roles.0.replicas": 3}, True),
+        ({"spec.engine": {"cacheDtype": "bfloat16"}}, False),
+        ({"spec.engine": {"dtype": "bfloat16"}}, False),
+        ({"spec.engine": {"blockSize": 256}}, False),
+        ({"spec.engine": {"image": "engine:2"}}, False),  # it may lay out its cache in another way
+        ({"spec.model.source": {"tiny": {"family": "v4", "seed": 7}}}, False),
+    ],
+)
+def test_what_changes_the_kv_fingerprint(changes: dict[str, Any], is_same: bool) -> None:
+    before, after = stored(), stored(changes)
+    for role in ("prefill", "decode"):
+        old, new = (RoleTemplate.of(deployment.spec, role).kv_fingerprint for deployment in (before, after))
+        assert (old == new) == is_same
+
+
+def test_both_roles_of_a_spec_have_one_kv_fingerprint_whatever_image_was_the_default() -> None:
+    spec = stored({"spec.roles.1.parallelism": {"data": 2}}).spec
+    prefill = RoleTemplate.of(spec, "prefill").with_image("engine:1")
+    decode = RoleTemplate.of(spec, "decode").with_image("engine:2")
+    assert prefill.kv_fingerprint == decode.kv_fingerprint
+    assert RoleTemplate.model_validate(prefill.as_written()).kv_fingerprint == prefill.kv_fingerprint

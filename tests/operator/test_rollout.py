@@ -1,66 +1,36 @@
-"""The planner: single steps as a table, then whole histories run to their end."""
+"""The planner, single steps: what is done next for one role."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from headrace_operator.groups import (
-    GroupKey,
-    GroupState,
-    Pod,
-    Rebuild,
-    RoleState,
-    Trouble,
-    group_state,
+from tests.operator.role_worlds import (
+    FAILED,
+    GOING,
+    NOW,
+    PENDING,
+    RUNNING,
+    STARTING,
+    Wanted,
+    World,
+    created,
+    deleted,
+    key,
+    plan_role,
+    pod,
+    state,
 )
-from headrace_operator.names import REASON_CRASH_LOOP
-from headrace_operator.rollout import BROKEN_GRACE_SECONDS, RolePlan, plan_role
 
-NOW = 1000.0
-
-
-def pod(
-    index: int = 0, phase: str = "Running", ready: bool = True, deadline: float | None = None, **more: object
-) -> Pod:
-    return Pod(f"pod-{index}", f"uid-{index}", index, phase, ready, deadline, **more)  # type: ignore[arg-type]
+from headrace_operator.groups import GroupState, Pod, Rebuild, Strategy, Trouble, group_state
+from headrace_operator.names import REASON_NO_CAPACITY, REASON_PAUSED, REASON_UNSCHEDULABLE
+from headrace_operator.plans import RolePlan
+from headrace_operator.rollout import plan_deployment
+from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
 
 
-RUNNING = pod()
-STARTING = pod(ready=False)
-PENDING = pod(phase="Pending", ready=False)
-FAILED = pod(phase="Failed", ready=False, trouble=Trouble(REASON_CRASH_LOOP, "pod-0 exited with code 1\nlast words"))
-GOING = pod(deadline=NOW + 10)
-
-
-def state(
-    groups: dict[tuple[str, int], tuple[Pod, ...]],
-    *,
-    replicas: int = 1,
-    size: int = 1,
-    rebuilds: dict[int, Rebuild] | None = None,
-    wanted: str = "new",
-    known: tuple[str, ...] = ("new", "old"),
-) -> RoleState:
-    return RoleState(
-        role="decode",
-        revision=wanted,
-        replicas=replicas,
-        groups={GroupKey("decode", revision, index): pods for (revision, index), pods in groups.items()},
-        sizes=dict.fromkeys(known, size),
-        rebuilds=rebuilds or {},
-    )
-
-
-def created(plan: RolePlan) -> list[tuple[str, int, tuple[int, ...]]]:
-    return [(c.key.revision, c.key.index, c.pods) for c in plan.create]
-
-
-def deleted(plan: RolePlan) -> list[tuple[str, int | None]]:
-    return [(d.uid, d.grace_seconds) for d in plan.delete]
+def noted(plan: RolePlan) -> dict[tuple[str, int], Rebuild]:
+    return {(k.revision, k.index): rebuild for k, rebuild in plan.rebuilds}
 
 
 @pytest.mark.parametrize(
@@ -101,11 +71,11 @@ def test_a_group_that_lost_a_pod_is_deleted_whole_with_little_grace() -> None:
     other = pod(1)
     plan = plan_role(state({("new", 0): (FAILED, other)}, size=2), NOW)
     assert deleted(plan) == [("uid-0", BROKEN_GRACE_SECONDS), ("uid-1", BROKEN_GRACE_SECONDS)]
-    assert dict(plan.rebuilds)[0] == Rebuild("new", 1, NOW, "pod-0 exited with code 1\nlast words")
+    assert dict(plan.rebuilds)[key("new", 0)] == Rebuild(1, NOW, "pod-0 exited with code 1\nlast words")
 
 
 def test_a_failed_group_is_made_again_after_its_backoff() -> None:
-    waiting = {0: Rebuild("new", 3, NOW, "")}
+    waiting = {("new", 0): Rebuild(3, NOW, "")}
     early = plan_role(state({}, rebuilds=waiting), NOW + 3)
     assert early.is_idle
     assert early.wait_seconds is not None
@@ -116,8 +86,7 @@ def test_a_failed_group_is_made_again_after_its_backoff() -> None:
 def test_when_someone_deletes_one_pod_its_siblings_follow_and_the_group_returns() -> None:
     plan = plan_role(state({("old", 0): (GOING, pod(1))}, size=2, wanted="old"), NOW)
     assert deleted(plan) == [("uid-1", None)]  # all ranks are there, so the whole group drains
-    assert dict(plan.rebuilds)[0].revision == "old"
-    assert dict(plan.rebuilds)[0].failures == 0
+    assert noted(plan)["old", 0].failures == 0
 
 
 @pytest.mark.parametrize("others", [(replace(FAILED, index=1, uid="uid-1"), pod(2)), (pod(2),)])
@@ -129,17 +98,17 @@ def test_nothing_is_drained_from_a_group_that_has_lost_a_rank_too(others: tuple[
 def test_a_policy_that_edits_every_pod_is_met_with_backoff() -> None:
     plan = plan_role(state({("new", 0): (pod(is_edited=True),)}), NOW)
     assert deleted(plan) == [("uid-0", BROKEN_GRACE_SECONDS)]
-    assert dict(plan.rebuilds)[0] == Rebuild("new", 1, NOW, "pod pod-0 was edited")
-    again = plan_role(state({("new", 0): (pod(is_edited=True),)}, rebuilds=dict(plan.rebuilds)), NOW + 10)
-    assert dict(again.rebuilds)[0].failures == 2
+    assert dict(plan.rebuilds)[key("new", 0)] == Rebuild(1, NOW, "pod pod-0 was edited")
+    again = plan_role(state({("new", 0): (pod(is_edited=True),)}, rebuilds=noted(plan)), NOW + 10)
+    assert dict(again.rebuilds)[key("new", 0)].failures == 2
 
 
 def test_a_failure_noted_by_a_clock_that_was_ahead_delays_no_longer_than_any_other() -> None:
-    ahead = {0: Rebuild("new", 3, NOW + 7200, "")}
+    ahead = {("new", 0): Rebuild(3, NOW + 7200, "")}
     plan = plan_role(state({}, rebuilds=ahead), NOW)
     assert plan.wait_seconds is not None
     assert plan.wait_seconds <= 4
-    assert created(plan_role(state({}, rebuilds=dict(plan.rebuilds)), NOW + 4)) == [("new", 0, (0,))]
+    assert created(plan_role(state({}, rebuilds=noted(plan)), NOW + 4)) == [("new", 0, (0,))]
 
 
 def test_pods_that_were_never_made_are_added_while_none_has_started() -> None:
@@ -187,141 +156,125 @@ def test_unready_old_groups_are_turned_over_first() -> None:
 def test_an_old_group_that_fails_during_a_stuck_rollout_returns_in_its_own_revision() -> None:
     groups = {("old", 0): (FAILED,), ("new", 1): (replace(STARTING, index=1, uid="uid-1"),)}
     plan = plan_role(state(groups, replicas=2), NOW)
-    assert dict(plan.rebuilds)[0].revision == "old"
-    empty = plan_role(state({("new", 1): groups["new", 1]}, replicas=2, rebuilds=dict(plan.rebuilds)), NOW + 5)
+    assert noted(plan)["old", 0].failures == 1
+    empty = plan_role(state({("new", 1): groups["new", 1]}, replicas=2, rebuilds=noted(plan)), NOW + 5)
     assert created(empty) == [("old", 0, (0,))]
 
 
 def test_a_group_whose_revision_is_lost_is_replaced_by_the_wanted_one_once_it_fails() -> None:
-    groups = {("old", 0): (FAILED,), ("new", 1): (replace(STARTING, index=1),)}
+    groups = {("old", 0): (FAILED,), ("new", 1): (replace(STARTING, index=1, uid="uid-1"),)}
     plan = plan_role(state(groups, replicas=2, known=("new",)), NOW)
-    assert dict(plan.rebuilds)[0].revision == "new"
+    assert plan.leaving == (key("old", 0),)
+    gone = plan_role(state({("new", 1): groups["new", 1]}, replicas=2, known=("new",)), NOW)
+    assert created(gone) == [("new", 0, (0,))]
 
 
-def test_of_two_groups_in_a_slot_the_wanted_revision_stays() -> None:
-    plan = plan_role(state({("old", 0): (RUNNING,), ("new", 0): (replace(STARTING, uid="uid-9"),)}), NOW)
-    assert deleted(plan) == [("uid-0", None)]
-
-
-class World:
-    """A cluster that does what plans say: pods become ready after a while, deletions take a while."""
-
-    def __init__(self, size: int, bad_revisions: frozenset[str] = frozenset()) -> None:
-        self.size = size
-        self.bad = bad_revisions
-        self.groups: dict[GroupKey, list[Pod]] = {}
-        self.rebuilds: dict[int, Rebuild] = {}
-        self.now = 0.0
-        self.num_made = 0
-        self.lowest_ready = 10**6
-
-    def num_ready(self) -> int:
-        return sum(group_state(tuple(pods), self.size) is GroupState.READY for pods in self.groups.values())
-
-    def step(self, wanted: str, replicas: int) -> RolePlan:
-        known = {key.revision for key in self.groups} | {r.revision for r in self.rebuilds.values()} | {wanted}
-        role = RoleState(
-            role="decode",
-            revision=wanted,
-            replicas=replicas,
-            groups={key: tuple(pods) for key, pods in self.groups.items()},
-            sizes=dict.fromkeys(known, self.size),
-            rebuilds=self.rebuilds,
-        )
-        plan = plan_role(role, self.now)
-        self.rebuilds = dict(plan.rebuilds)
-        gone = {deletion.uid for deletion in plan.delete}
-        for key, pods in list(self.groups.items()):
-            kept = [p for p in pods if not p.is_terminating]
-            self.groups[key] = [replace(p, deadline=self.now, is_ready=False) if p.uid in gone else p for p in kept]
-            self.groups[key] = [self._aged(key, p) for p in self.groups[key]]
-            if not self.groups[key]:
-                del self.groups[key]
-        for creation in plan.create:
-            assert all(not p.is_terminating for p in self.groups.get(creation.key, []))
-            for index in creation.pods:
-                self.num_made += 1
-                made = Pod(f"p{index}", f"u{self.num_made}", index, "Pending")
-                self.groups.setdefault(creation.key, []).append(made)
-        self.now += 1.0
-        self.lowest_ready = min(self.lowest_ready, self.num_ready())
-        return plan
-
-    def _aged(self, key: GroupKey, old: Pod) -> Pod:
-        if old.phase == "Pending":
-            return replace(old, phase="Running")
-        if old.phase == "Running" and not old.is_terminating:
-            return replace(old, phase="Failed") if key.revision in self.bad else replace(old, is_ready=True)
-        return old
-
-    def settle(self, wanted: str, replicas: int, max_steps: int = 400) -> None:
-        for _ in range(max_steps):
-            plan = self.step(wanted, replicas)
-            revisions = {key.revision for key in self.groups}
-            if plan.is_idle and self.num_ready() == replicas and revisions <= {wanted}:
-                return
-        raise AssertionError(f"not settled: {self.groups}")
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.integers(1, 3),
-    history=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=6),
+@pytest.mark.parametrize(
+    ("pods", "victim"),
+    [
+        ({0: RUNNING, 1: pod(1), 2: pod(2)}, "uid-2"),  # the last of equals
+        ({0: STARTING, 1: pod(1), 2: pod(2)}, "uid-0"),  # one that does not serve before one that does
+        ({0: STARTING, 1: pod(1, deadline=NOW + 9), 2: pod(2)}, None),  # the one that is going already counts
+    ],
 )
-def test_any_history_of_changes_settles(size: int, history: list[tuple[str, int, int]]) -> None:
-    world = World(size)
-    for revision, replicas, num_steps in history:
-        for _ in range(num_steps):
-            world.step(revision, replicas)
-    world.settle(*history[-1][:2])
+def test_scaling_down_costs_the_least(pods: dict[int, Pod], victim: str | None) -> None:
+    groups = {("new", index): (one,) for index, one in pods.items()}
+    plan = plan_role(state(groups, replicas=2), NOW)
+    assert deleted(plan) == ([(victim, None)] if victim else [])
+    assert len(plan.leaving) == 1
 
 
-@settings(max_examples=60, deadline=None)
-@given(size=st.integers(1, 3), replicas=st.integers(1, 4), victims=st.lists(st.integers(0, 100), max_size=6))
-def test_any_lost_pods_come_back_as_whole_groups(size: int, replicas: int, victims: list[int]) -> None:
-    world = World(size)
-    world.settle("a", replicas)
-    for victim in victims:
-        pods = [(key, p) for key, members in world.groups.items() for p in members]
-        if pods:
-            key, lost = pods[victim % len(pods)]
-            world.groups[key].remove(lost)
-            if not world.groups[key]:
-                del world.groups[key]
-        world.step("a", replicas)
-    world.settle("a", replicas)
-    assert all(len(pods) == size for pods in world.groups.values())
+SURGE = Strategy(max_surge=1, max_unavailable=0)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
-def test_a_rollout_never_takes_more_than_one_group_out(replicas: int) -> None:
-    world = World(size=2)
-    world.settle("a", replicas)
-    world.lowest_ready = replicas
-    world.settle("b", replicas)
-    assert world.lowest_ready == replicas - 1
-    assert world.num_made == 2 * 2 * replicas  # every group was made exactly twice
+def test_with_surge_the_new_group_comes_first_and_the_old_one_goes_once_it_is_ready() -> None:
+    old = {("old", 0): (pod(0),), ("old", 1): (pod(1),)}
+    first = plan_role(state(old, replicas=2), NOW, SURGE)
+    assert (created(first), deleted(first)) == ([("new", 1, (0,))], [])
+    beside = {**old, ("new", 1): (pod(5, ready=False),)}
+    assert plan_role(state(beside, replicas=2), NOW, SURGE).is_idle
+    beside["new", 1] = (pod(5),)
+    second = plan_role(state(beside, replicas=2), NOW, SURGE)
+    assert (created(second), deleted(second)) == ([], [("uid-1", None)])
+    assert second.leaving == (key("old", 1),)
 
 
-def test_a_bad_revision_costs_one_group_and_a_revert_brings_it_back() -> None:
-    world = World(size=1, bad_revisions=frozenset("b"))
-    world.settle("a", 3)
-    for _ in range(300):
-        world.step("b", 3)
-    assert world.lowest_ready == 2 or world.num_ready() == 2
-    before = world.num_made
-    for _ in range(60):
-        world.step("b", 3)
-    assert world.num_made - before <= 2  # at most one try a minute by now
-    world.settle("a", 3)
+def test_a_new_group_counts_once_it_has_been_ready_for_long_enough() -> None:
+    strategy = replace(SURGE, min_ready_seconds=30)
+    groups = {("old", 0): (RUNNING,), ("new", 0): (pod(1, ready_since=NOW - 10),)}
+    early = plan_role(state(groups), NOW, strategy)
+    assert early.is_idle
+    assert early.wait_seconds == pytest.approx(20)
+    assert deleted(plan_role(state(groups), NOW + 20, strategy)) == [("uid-0", None)]
 
 
-def test_three_revisions_in_a_row_keep_groups_that_serve() -> None:
-    world = World(size=1)
-    world.settle("a", 4)
-    world.lowest_ready = 4
-    for wanted in "bcb":
-        for _ in range(3):
-            world.step(wanted, 4)
-    world.settle("c", 4)
-    assert world.lowest_ready >= 3
+def test_going_back_keeps_the_old_group_and_drops_its_successor() -> None:
+    groups = {("old", 0): (RUNNING,), ("new", 0): (pod(1, ready=False),)}
+    plan = plan_role(state(groups, wanted="old"), NOW, SURGE)
+    assert (deleted(plan), created(plan)) == ([("uid-1", None)], [])
+    assert plan.leaving == (key("new", 0),)
+
+
+def test_a_third_revision_replaces_the_second_and_keeps_the_first_until_it_is_ready() -> None:
+    groups = {("old", 0): (RUNNING,), ("new", 0): (pod(1, ready=False),)}
+    plan = plan_role(state(groups, wanted="third", known=("old", "new", "third")), NOW, SURGE)
+    assert deleted(plan) == [("uid-1", None)]
+    assert plan.create == ()  # the second still takes the room
+
+
+def test_an_old_group_that_loses_a_pod_while_its_successor_starts_comes_back() -> None:
+    groups = {("old", 0): (FAILED,), ("new", 0): (pod(1, ready=False),)}
+    plan = plan_role(state(groups), NOW, SURGE)
+    assert noted(plan)["old", 0].failures == 1
+    later = plan_role(state({("new", 0): groups["new", 0]}, rebuilds=noted(plan)), NOW + 5, SURGE)
+    assert created(later) == [("old", 0, (0,))]
+
+
+def test_a_full_cluster_takes_one_group_out_where_one_may_be_unavailable() -> None:
+    groups = {("old", 0): (RUNNING,), ("old", 1): (pod(1),)}
+    strategy = Strategy(max_surge=1, max_unavailable=1)
+    plan = plan_deployment([state(groups, replicas=2)], strategy, NOW, lambda key: "no room")["decode"]
+    assert (deleted(plan), plan.blocked[0].reason) == ([("uid-1", None)], REASON_NO_CAPACITY)
+
+
+UNSCHEDULABLE = pod(7, phase="Pending", ready=False, trouble=Trouble(REASON_UNSCHEDULABLE, "no node"))
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["refused", "made and not scheduled"])
+def test_a_full_cluster_is_waited_for_unless_it_is_to_be_recreated(is_made: bool) -> None:
+    groups = {("old", 0): (RUNNING,), **({("new", 0): (UNSCHEDULABLE,)} if is_made else {})}
+    waiting = plan_deployment([state(groups)], SURGE, NOW, lambda key: "no room")["decode"]
+    assert waiting.is_idle
+    assert "set whenFull: Recreate" in waiting.blocked[-1].message
+    recreating = replace(SURGE, when_full="Recreate")
+    plan = plan_deployment([state(groups)], recreating, NOW, lambda key: "no room")["decode"]
+    assert deleted(plan) == [("uid-0", None)]
+    gone = {k: v for k, v in groups.items() if k[0] == "new"}
+    after = plan_role(state({("old", 0): (GOING,), **gone}, leaving=[("old", 0)]), NOW, recreating)
+    assert after.rebuilds == ()  # the old one does not come back
+
+
+def test_a_paused_deployment_repairs_and_scales_and_replaces_nothing() -> None:
+    groups = {("old", 0): (RUNNING,), ("old", 1): (replace(FAILED, uid="uid-1"),)}
+    plan = plan_role(state(groups, replicas=3), NOW, Strategy(is_paused=True))
+    assert deleted(plan) == [("uid-1", BROKEN_GRACE_SECONDS)]
+    assert created(plan) == [("old", 2, (0,))]  # of the revision that serves
+    assert plan.blocked[0].reason == REASON_PAUSED
+
+
+def test_a_partition_leaves_so_many_groups_at_their_revision() -> None:
+    world = World(Strategy(partition=2))
+    world.settle({"decode": Wanted("a", 3)})
+    for _ in range(20):
+        world.step({"decode": Wanted("b", 3)})
+    assert (world.num_ready(revision="a"), world.num_ready(revision="b")) == (2, 1)
+    for _ in range(20):
+        world.step({"decode": Wanted("b", 4)})
+    assert (world.num_ready(revision="a"), world.num_ready(revision="b")) == (2, 2)
+
+
+def test_of_two_groups_in_a_slot_the_wanted_revision_stays_once_it_is_ready() -> None:
+    groups = {("old", 0): (RUNNING,), ("new", 0): (replace(STARTING, uid="uid-9"),)}
+    assert plan_role(state(groups), NOW).is_idle
+    groups["new", 0] = (replace(RUNNING, uid="uid-9"),)
+    assert deleted(plan_role(state(groups), NOW)) == [("uid-0", None)]

@@ -178,3 +178,58 @@ def test_unified_groups_count_for_both_phases() -> None:
     summary = cluster.status.summary
     assert summary is not None
     assert (summary.prefill, summary.decode, summary.topology) == ("2/2", "2/2", "2xDP1 unified")
+
+
+STUCK = {"spec.rolloutStrategy": {"progressDeadlineSeconds": 100}, "spec.engine": {"maxSequences": 8}}
+
+
+def test_a_change_that_does_not_advance_in_time_is_called_stuck_and_goes_on() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored())
+    assert cluster.status.progress is None
+    changed = stored(STUCK, generation=2)
+    cluster.run(changed, now=10.0)
+    cluster.run(changed, now=20.0)  # the new pods are made, and never get ready
+    cluster.run(changed, now=119.0)
+    assert condition(cluster, names.PROGRESSING).status == "True"
+    cluster.run(changed, now=125.0)
+    progressing = condition(cluster, names.PROGRESSING)
+    assert (progressing.status, progressing.reason) == ("False", names.REASON_DEADLINE)
+    assert "nothing has advanced for 100 s" in progressing.message
+    cluster.make_all_ready()
+    cluster.settle(changed, now=130.0)
+    assert condition(cluster, names.PROGRESSING).reason == names.REASON_SETTLED
+    assert cluster.status.progress is None
+
+
+def test_a_group_that_crashes_again_and_again_is_no_progress() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored())
+    changed = stored({**STUCK, "spec.restartPolicy": {"maxRestarts": 100}}, generation=2)
+    for second in range(10, 140, 2):
+        cluster.run(changed, now=float(second))
+        for pod in cluster.pods().values():
+            if not pod.get("status"):
+                pod["status"] = FAILED
+    assert condition(cluster, names.PROGRESSING).reason == names.REASON_DEADLINE
+
+
+def test_a_paused_rollout_is_not_progressing_and_never_late() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored())
+    paused = stored({**STUCK, "spec.paused": True}, generation=2)
+    cluster.run(paused, now=10.0)
+    cluster.run(paused, now=500.0)
+    for kind in (names.READY, names.PROGRESSING):
+        assert (condition(cluster, kind).status, condition(cluster, kind).reason) == ("False", names.REASON_PAUSED)
+    assert condition(cluster, names.AVAILABLE).status == "True"
+
+
+def test_a_partition_that_is_reached_is_ready() -> None:
+    cluster = FakeCluster()
+    three = {"spec.roles.0.replicas": 3, "spec.roles.1.replicas": 3}
+    cluster.settle(stored(three))
+    canary = {**three, "spec.engine": {"maxSequences": 8}, "spec.rolloutStrategy": {"partition": 2}}
+    cluster.settle(stored(canary, generation=2))
+    assert [role.updated_groups for role in cluster.status.roles] == [1, 1]
+    assert condition(cluster, names.READY).status == "True"

@@ -1,7 +1,8 @@
 """`headrace up`: run a deployment's pods and its router as local processes, and keep its groups whole.
 
 The pods are the operator's own renders with local addresses, and what to start and stop is decided by the operator's
-own `plan_role`; this loop only stands in for the API server and the kubelets. It starts programs, never imports them.
+own `plan_deployment`; this loop only stands in for the API server and the kubelets. It starts programs, it never
+imports them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import aiohttp
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
-from headrace_operator.groups import GroupKey, Rebuild, RoleState
+from headrace_operator.groups import GroupKey, Rebuild, RoleState, Strategy
 from headrace_operator.local.pods import LocalPod, environment_of, local_command, local_environment, not_run_here
 from headrace_operator.local.ports import HOST, assign
 from headrace_operator.local.process import LocalProcess, find_program
+from headrace_operator.plans import Creation, Deletion
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import EXIT_SECONDS, render_pod
 from headrace_operator.render.runtimes.headrace import ROUTER, static_router_command
 from headrace_operator.render.site import local_site
 from headrace_operator.revision import RoleTemplate
-from headrace_operator.rollout import Creation, Deletion, plan_role
+from headrace_operator.rollout import plan_deployment
 
 POLL_SECONDS = 0.2
 _PROBE_TIMEOUT_SECONDS = 2.0
@@ -62,7 +64,7 @@ class LocalDeployment:
         self._router_port, ports = assign(len(places), base_port)
         self._ports = dict(zip(places, ports, strict=True))
         self._pods: dict[tuple[str, int, int], LocalPod] = {}
-        self._rebuilds: dict[str, dict[int, Rebuild]] = {role.name: {} for role in deployment.spec.roles}
+        self._rebuilds: dict[str, dict[GroupKey, Rebuild]] = {role.name: {} for role in deployment.spec.roles}
         self._router: LocalProcess | None = None
         self._router_program = find_program(ROUTER, bin_dir)
         self._router_environment = environment_of(
@@ -116,8 +118,7 @@ class LocalDeployment:
             if pod.deadline is not None and pod.process.exit_code is not None:
                 await pod.process.wait()
                 del self._pods[place]  # deleted and gone; one that ended by itself stays, as Failed
-        for role in self._templates:
-            await self._plan(role, now)
+        await self._plan(now)
         if not self._was_ready and self._all_ready() and await _answers(session, self._router_url):
             self._was_ready = True
             say(f"ready after {time.monotonic() - self._started_at:.1f} s")
@@ -143,14 +144,25 @@ class LocalDeployment:
                 trouble = pod.observed().trouble
                 raise PodFailed(trouble.message if trouble else pod.name)
 
-    async def _plan(self, role: str, now: float) -> None:
+    async def _plan(self, now: float) -> None:
+        plans = plan_deployment([self._role_state(role) for role in self._templates], Strategy(), now)
+        for role, plan in plans.items():
+            self._rebuilds[role] = dict(plan.rebuilds)
+            for note in plan.notes:
+                say(note.message)
+            for deletion in plan.delete:
+                self._delete(deletion, self._templates[role])
+            for creation in plan.create:
+                await self._create(creation)
+
+    def _role_state(self, role: str) -> RoleState:
         template = self._templates[role]
         groups: dict[GroupKey, list[LocalPod]] = {}
         for (of, _, _), pod in sorted(self._pods.items()):
             if of == role:
                 groups.setdefault(pod.key, []).append(pod)
         spec = self._deployment.spec.role(role)
-        state = RoleState(
+        return RoleState(
             role=role,
             revision=template.revision,
             replicas=spec.replicas if spec else 0,
@@ -159,14 +171,6 @@ class LocalDeployment:
             rebuilds=self._rebuilds[role],
             restarts=self._deployment.spec.restart_policy.as_rules(self._owner.name),
         )
-        plan = plan_role(state, now)
-        self._rebuilds[role] = dict(plan.rebuilds)
-        for note in plan.notes:
-            say(note.message)
-        for deletion in plan.delete:
-            self._delete(deletion, template)
-        for creation in plan.create:
-            await self._create(creation)
 
     async def _create(self, creation: Creation) -> None:
         key = creation.key

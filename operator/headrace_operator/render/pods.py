@@ -49,7 +49,11 @@ def engine_pod_identity(owner: Owner, key: GroupKey, pod: int, template: RoleTem
     """Pod `pod` of group `key` without its spec: all that may still be written once it exists."""
     overlay = template.template
     name = names.pod_name(owner.name, key.role, key.revision, key.index, pod)
-    labels = {**overlay.labels, **names.pod_labels(owner.name, key.role, key.revision, key.index, pod)}
+    labels = {
+        **overlay.labels,
+        **names.pod_labels(owner.name, key.role, key.revision, key.index, pod),
+        names.LABEL_KV_FINGERPRINT: template.kv_fingerprint,
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(owner, name, labels, overlay.annotations)}
 
 

@@ -75,7 +75,10 @@ def controller_revision(owner: Owner, role: str, revision: str, template: RoleTe
         "metadata": metadata(
             owner,
             names.revision_name(owner.name, role, revision),
-            names.revision_labels(owner.name, role, revision),
+            {
+                **names.revision_labels(owner.name, role, revision),
+                names.LABEL_KV_FINGERPRINT: template.kv_fingerprint,
+            },
         ),
         "data": template.as_written(),
         "revision": number,
