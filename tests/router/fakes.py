@@ -76,6 +76,7 @@ class FakeEngine:
     async def start(self) -> None:
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/{tail:.*}", self._leg)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -94,6 +95,13 @@ class FakeEngine:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        self.seen.append((request.headers.copy(), await request.read()))
+        fault = self.always or (self.faults.popleft() if self.faults else "")
+        if fault:
+            return web.json_response(openai_error(f"fault {fault}"), status=int(fault))
+        return web.json_response({"count": 1, "tokens": [7]})
 
     async def _leg(self, request: web.Request) -> web.StreamResponse:
         self.num_legs += 1

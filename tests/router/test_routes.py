@@ -183,3 +183,18 @@ async def test_a_source_that_fails_leaves_the_router_serving(caplog):
         assert "last known ones stay" in caplog.text
     finally:
         await router.stop()
+
+
+async def test_any_ready_engine_tokenizes_and_one_that_fails_is_passed_over():
+    async with rig() as r:
+        r.decode[0].faults.append("503")
+        r.prefill[0].faults.append("500")
+        body = b'{"prompt": "x"}'
+        async with r.http.post(r.base + "/tokenize", data=body, headers={"X-Request-Id": "mine"}) as response:
+            assert response.status == 503, "no engine is left to ask"
+        async with r.http.post(r.base + "/tokenize", data=body, headers={"X-Request-Id": "mine"}) as response:
+            assert (response.status, await response.json()) == (200, {"count": 1, "tokens": [7]})
+            assert response.headers["X-Request-Id"] == "mine"
+        (headers, seen), *_ = r.decode[0].seen
+        assert (headers["X-Request-Id"], seen) == ("mine", body)
+        assert "x-headrace-leg" not in headers

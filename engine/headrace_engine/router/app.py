@@ -14,14 +14,15 @@ from aiohttp import web
 from headrace_engine.router import headers
 from headrace_engine.router.config import Limits
 from headrace_engine.router.engines import Engines
-from headrace_engine.router.fleet import Fleet, Group
+from headrace_engine.router.fleet import Fleet
 from headrace_engine.router.metrics import CONTENT_TYPE, Metrics
 from headrace_engine.router.relay import Relay
 from headrace_engine.router.replies import JSON, Reply, error_reply
 from headrace_engine.router.sse import StreamBroken
 
 GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
-MODELS_TIMEOUT_SECONDS = 5.0
+TOKEN_ROUTES = ("/tokenize", "/detokenize")
+ASK_TIMEOUT_SECONDS = 10.0  # for answers that need no generation
 LISTEN_BACKLOG = 4096
 STOP_SECONDS = 3.0  # for requests to end once they have been told to
 
@@ -87,6 +88,8 @@ class Router:
         app = web.Application(client_max_size=self.limits.max_body_bytes, middlewares=[_openai_errors])
         for path in GENERATION_ROUTES:
             app.router.add_post(path, self.relay.handle)
+        for path in TOKEN_ROUTES:
+            app.router.add_post(path, self._tokens)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
@@ -132,24 +135,40 @@ class Router:
 
     async def _models(self, request: web.Request) -> web.Response:
         """What a ready engine says; all of a deployment serve the same model. Without one, what the router knows."""
-        request_id = headers.request_id(request.headers)
-        leg_headers = headers.to_engine(request.headers, request_id, None)
-        ready = [group for group in self.fleet.groups() if group.endpoint.ready]
-        for group in ready[: self.limits.max_attempts]:
-            reply = await self._ask_models(group, leg_headers)
-            if reply is not None:
-                return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
-        if self.model is not None:
+        reply = await self._ask_any(request, None)
+        if reply is None and self.model is not None:
             model = {"id": self.model, "object": "model", "created": 0, "owned_by": "headrace"}
             return _json({"object": "list", "data": [model]})
-        return _respond(error_reply(503, "no group is ready", code="no_group", retry_after_seconds=1.0))
+        return _respond(reply or error_reply(503, "no group is ready", code="no_group", retry_after_seconds=1.0))
 
-    async def _ask_models(self, group: Group, leg_headers: dict[str, str]) -> Reply | None:
+    async def _tokens(self, request: web.Request) -> web.Response:
+        """Tokenizing generates nothing: any engine of any role can do it."""
         try:
-            reply = await self.engines.get(group.url, "/v1/models", leg_headers, MODELS_TIMEOUT_SECONDS)
-        except (aiohttp.ClientError, OSError, TimeoutError, StreamBroken):
-            return None
-        return reply if reply.status < 500 else None
+            body = await request.read()
+        except web.RequestPayloadError as error:
+            return _respond(error_reply(400, f"the request body cannot be read: {error}"))
+        except web.HTTPRequestEntityTooLarge:
+            message = f"the request body is larger than {self.limits.max_body_bytes} bytes"
+            return _respond(error_reply(413, message, code="request_too_large"))
+        reply = await self._ask_any(request, body)
+        return _respond(reply or error_reply(503, "no group is ready", code="no_group", retry_after_seconds=1.0))
+
+    async def _ask_any(self, request: web.Request, body: bytes | None) -> Reply | None:
+        """The first answer of a ready group that is no failure of its own; the least loaded are asked first."""
+        request_id = headers.request_id(request.headers)
+        leg_headers = headers.to_engine(request.headers, request_id, None)
+        ready = sorted((g for g in self.fleet.groups() if g.endpoint.ready), key=lambda group: group.num_live)
+        for group in ready[: self.limits.max_attempts]:
+            try:
+                reply = await self.engines.ask(
+                    request.method, group.url, request.path, leg_headers, ASK_TIMEOUT_SECONDS, body
+                )
+            except (aiohttp.ClientError, OSError, TimeoutError, StreamBroken):
+                continue
+            if reply.status < 500:
+                reply.headers[headers.REQUEST_ID] = request_id
+                return reply
+        return None
 
 
 @web.middleware

@@ -80,11 +80,21 @@ class Engines:
         charge.reached()
         return response
 
-    async def get(self, url: str, path: str, request_headers: dict[str, str], timeout_seconds: float) -> Reply:
-        """A small GET. Raises aiohttp.ClientError or TimeoutError."""
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        request_headers: dict[str, str],
+        timeout_seconds: float,
+        body: bytes | None = None,
+    ) -> Reply:
+        """A small request that generates nothing. Raises aiohttp.ClientError, OSError, StreamBroken or TimeoutError."""
         async with (
             asyncio.timeout(timeout_seconds),
-            self._session.get(url + path, headers=request_headers, allow_redirects=False) as response,
+            self._session.request(
+                method, url + path, headers=request_headers, data=body, allow_redirects=False
+            ) as response,
         ):
             return await self.read_reply(response)
 

@@ -50,7 +50,7 @@ class StaticSource:
     async def _probe(self, endpoint: Endpoint) -> bool | None:
         """True or False as the engine says; None if it does not answer."""
         try:
-            reply = await self._engines.get(endpoint.url, "/ready", {}, PROBE_TIMEOUT_SECONDS)
+            reply = await self._engines.ask("GET", endpoint.url, "/ready", {}, PROBE_TIMEOUT_SECONDS)
         except (aiohttp.ClientError, OSError, TimeoutError, StreamBroken):
             return None
         return reply.status == 200

@@ -25,6 +25,7 @@ from headrace_engine.server.metrics import CONTENT_TYPE, Metrics
 from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.structured import GrammarDoor
 from headrace_engine.server.tokenize import Tokenizer
+from headrace_engine.server.tokens import detokenize, tokenize
 
 MAX_BODY_BYTES = 64 << 20
 MAX_DIGITS_OF_SECONDS = 5  # a day
@@ -68,6 +69,8 @@ class Server:
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
                 web.get("/health", self._health),
                 web.get("/ready", self._ready),
                 web.get("/state", self._state),
@@ -91,19 +94,12 @@ class Server:
     async def _serve(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
         arrived_at = time.perf_counter()
         leg = self._leg(request)
-        try:
-            raw = await request.read()
-        except web.RequestPayloadError as error:
-            raise bad_request(f"the body cannot be read: {error}") from None
-        card = ModelCard(
-            self._config.served_model_name, self._vocab_size, self._frontend.max_model_len, self._chat_format
-        )
         job = await read_job(
-            raw,
+            await _read(request),
             is_chat=is_chat,
             label=request[_ID],
             leg=leg,
-            card=card,
+            card=self._card(),
             encoder=self._encoder,
             grammars=self._grammars,
             arrived_at=arrived_at,
@@ -113,6 +109,18 @@ class Server:
         if leg is Leg.PREFILL:
             return await self._legs.prefill(job)
         return await self._legs.whole(request, job)
+
+    def _card(self) -> ModelCard:
+        """Raises ApiError (503) before the group is ready."""
+        return ModelCard(
+            self._config.served_model_name, self._vocab_size, self._frontend.max_model_len, self._chat_format
+        )
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return _json(await tokenize(await _read(request), self._card(), self._encoder))
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        return _json(detokenize(await _read(request), self._card(), self._encoder))
 
     def _leg(self, request: web.Request) -> Leg:
         name = request.headers.get("x-headrace-leg")
@@ -206,6 +214,13 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
 async def _echo_id(request: web.Request, response: web.StreamResponse) -> None:
     if _ID in request:
         response.headers["X-Request-Id"] = request[_ID]
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.RequestPayloadError as error:
+        raise bad_request(f"the body cannot be read: {error}") from None
 
 
 def _rank_state(view: RankView) -> dict[str, Any]:

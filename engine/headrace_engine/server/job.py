@@ -36,7 +36,7 @@ from headrace_engine.server.structured import GrammarDoor
 from headrace_engine.server.tokenize import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may use the whole context
-_LONG_TEXT = 16_384  # characters; more is tokenized in a thread
+LONG_TEXT = 16_384  # characters; more is tokenized in a thread
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,17 @@ class ModelCard:
     vocab_size: int
     max_model_len: int
     chat_format: ChatFormat
+
+    def check_name(self, name: str) -> None:
+        """Raises ApiError (404) if a request is for another model."""
+        if name != self.name:
+            message = f"the model {name!r} does not exist here; this engine serves {self.name!r}"
+            raise ApiError(RequestError(404, message, "not_found_error", "model_not_found", "model"))
+
+    def check_ids(self, token_ids: list[int], param: str) -> None:
+        """Raises ApiError (400) if they are no tokens of this model."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            raise bad_request(f"token ids must be in 0..{self.vocab_size - 1}", param)
 
 
 @dataclass
@@ -77,9 +88,7 @@ async def read_job(
 ) -> Job:
     """Raises ApiError for whatever is wrong with the request."""
     body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
-    if body.model != card.name:
-        message = f"the model {body.model!r} does not exist here; this engine serves {card.name!r}"
-        raise ApiError(RequestError(404, message, "not_found_error", "model_not_found", "model"))
+    card.check_name(body.model)
     ticket = _ticket(body, leg)
     stops = stops_of(body)
     is_stream = bool(body.stream)
@@ -88,7 +97,7 @@ async def read_job(
     chat: ChatPlan | None = None
     if isinstance(body, ChatBody):
         chat = plan_chat(body, card.chat_format)
-        prompts = [await _encode_chat(chat, encoder)]
+        prompts = [await encode_chat(chat, encoder)]
     else:
         prompts = await _encode(body, card, encoder.tokenizer)
     num_choices = num_choices_of(body)
@@ -181,8 +190,8 @@ def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:
         raise ApiError(error.error) from None
 
 
-async def _encode_chat(chat: ChatPlan, encoder: PromptEncoder) -> list[int]:
-    if encoder.num_new_chars(chat.pieces) > _LONG_TEXT:
+async def encode_chat(chat: ChatPlan, encoder: PromptEncoder) -> list[int]:
+    if encoder.num_new_chars(chat.pieces) > LONG_TEXT:
         return await asyncio.to_thread(encoder.encode, chat.pieces)
     return encoder.encode(chat.pieces)
 
@@ -190,7 +199,7 @@ async def _encode_chat(chat: ChatPlan, encoder: PromptEncoder) -> list[int]:
 async def _encode(body: CompletionBody, card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of every prompt. Raises ApiError for empty or impossible ones."""
     given = prompts_of(body)
-    if sum(len(prompt) for prompt in given if isinstance(prompt, str)) > _LONG_TEXT:
+    if sum(len(prompt) for prompt in given if isinstance(prompt, str)) > LONG_TEXT:
         prompts = await asyncio.to_thread(_encode_texts, given, tokenizer)
     else:
         prompts = _encode_texts(given, tokenizer)
@@ -209,5 +218,4 @@ def _encode_texts(prompts: list[str | list[int]], tokenizer: Tokenizer) -> list[
 def _check_ids(token_ids: list[int], card: ModelCard) -> None:
     if len(token_ids) >= card.max_model_len:
         raise too_long(f"the prompt has {len(token_ids)} tokens", card.max_model_len)
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < card.vocab_size):
-        raise bad_request(f"token ids must be in 0..{card.vocab_size - 1}", "prompt")
+    card.check_ids(token_ids, "prompt")

@@ -77,6 +77,7 @@ class ChatBody(CommonBody, kw_only=True):
 
 
 BodyT = TypeVar("BodyT", bound=CommonBody)
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 # What each field may be besides absent, because it then asks for what happens anyway.
@@ -111,8 +112,15 @@ def decode_chat(body: bytes) -> ChatBody:
 
 
 def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
+    parsed = decode_body(decoder, body)
+    _refuse_unsupported(parsed)
+    return parsed
+
+
+def decode_body(decoder: msgspec.json.Decoder[StructT], body: bytes) -> StructT:
+    """Raises ApiError (400) that names the field."""
     try:
-        parsed = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").split("[")[0].split(".")[0] or None
@@ -123,8 +131,6 @@ def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise bad_request("the body is nested too deeply", code="invalid_json") from None
-    _refuse_unsupported(parsed)
-    return parsed
 
 
 def _refuse_unsupported(body: CommonBody) -> None:
