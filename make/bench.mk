@@ -18,3 +18,7 @@ bench-operator-steady: setup ## API writes per minute and memory of the operator
 .PHONY: bench-operator
 bench-operator: setup ## Pods made, ready and removed by the operator, beside the Deployment controller (1,000 pods on kwok)
 	$(PYTHON) -m tests.bench.operator_scale $(BENCH_ARGS)
+
+.PHONY: bench-tokenize
+bench-tokenize: setup ## Tokenizing turn 40 of a 100K-token session after turn 39, against tokenizing it whole
+	$(PYTHON) -m tests.bench.tokenize $(BENCH_ARGS)

@@ -105,14 +105,24 @@ def test_a_stream_carries_the_ticket_and_then_the_clients_own_events(pair: tuple
     assert tokens == pd_tokens(prefill.url, decode.url, prompt)
 
 
-def test_chat_goes_through_both_legs(unified: Engine, pair: tuple[Engine, Engine]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({}, "content"),
+        ({"reasoning_effort": "high", "tools": [{"type": "function", "function": {"name": "f"}}]}, "reasoning_content"),
+    ],
+)
+def test_chat_goes_through_both_legs(
+    unified: Engine, pair: tuple[Engine, Engine], fields: dict[str, object], part: str
+) -> None:
     prefill, decode = pair
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Where does the water go?"}]}
-    body |= {"max_tokens": 6, "temperature": 0}
+    body |= {"max_tokens": 6, "temperature": 0, **fields}
     path = "/v1/chat/completions"
     alone = httpx.post(f"{unified.url}{path}", json=body, timeout=TIMEOUT).json()
     apart = round_trip(prefill.url, decode.url, body, path)
     assert apart["choices"] == alone["choices"]
+    assert apart["choices"][0]["message"][part]
 
 
 def test_sampling_with_a_seed_is_the_same_apart_and_together(unified: Engine, pair: tuple[Engine, Engine]) -> None:
