@@ -8,6 +8,7 @@ groups as was wished). Reasons say why in one word, messages with names and numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,13 +106,15 @@ def as_applied(status: Status) -> dict[str, Any]:
 
 
 def gate_condition(is_open: bool, now: float) -> dict[str, Any]:
-    """A leader pod's readiness gate as a condition of its status. Times of pods have whole seconds."""
+    """A leader pod's readiness gate as a condition of its status.
+
+    Times of pods have whole seconds: rounded up, so that nothing that waits from then on waits too short."""
     return {
         "type": names.GATE_SERVING,
         "status": "True" if is_open else "False",
         "reason": names.REASON_SERVING if is_open else names.REASON_DRAINING,
         "message": "routers may send requests" if is_open else "it finishes what it has and is deleted then",
-        "lastTransitionTime": f"{timestamp(now)[:19]}Z",
+        "lastTransitionTime": f"{timestamp(math.ceil(now))[:19]}Z",
     }
 
 
