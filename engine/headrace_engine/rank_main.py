@@ -226,6 +226,7 @@ def _warm_up(model: Model, cache: dict[str, torch.Tensor], exchange: Exchange) -
             logit_rows=torch.tensor([num_tokens - 1]),
             query_lens=(num_tokens,),
             max_context_len=num_tokens,
+            previous_ids=torch.full((1, model.num_previous_tokens), -1),
         )
         with torch.inference_mode():
             model.forward(batch, cache, exchange)

@@ -47,6 +47,7 @@ class Runner:
         self._context_lens = _Buffer(max_sequences)
         self._slots = _Buffer(max_sequences)
         self._logit_rows = _Buffer(max_sequences + MAX_SCORED_PER_STEP)
+        self._previous = np.empty((max_sequences, model.num_previous_tokens), dtype=np.int64)
         self._tables = np.zeros((num_slots, max_blocks), dtype=np.int32)  # by state slot
         self._table_sources: list[list[int] | None] = [None] * num_slots  # whose block ids a table row has
         self._table_lens = [0] * num_slots
@@ -109,6 +110,8 @@ class Runner:
             if row.samples:
                 self._logit_rows.host[num_logits] = num_tokens - 1
                 num_logits += 1
+            if self._previous.shape[1]:
+                self._fill_previous(i, sequence.token_ids, first)
             self._update_table(sequence)
             max_context = max(max_context, end)
             max_blocks = max(max_blocks, len(sequence.block_ids))
@@ -123,7 +126,15 @@ class Runner:
             logit_rows=self._logit_rows.device[:num_logits],
             query_lens=tuple(row.num_tokens for row in rows),
             max_context_len=max_context,
+            previous_ids=torch.from_numpy(self._previous[:num_rows]),
         )
+
+    def _fill_previous(self, row: int, token_ids: Sequence[int], first: int) -> None:
+        """The ids before position `first`, -1 where that is before the sequence."""
+        width = self._previous.shape[1]
+        known = token_ids[max(0, first - width) : first]
+        self._previous[row, : width - len(known)] = -1
+        self._previous[row, width - len(known) :] = known
 
     def _update_table(self, sequence: EngineSequence) -> None:
         slot, block_ids = sequence.state_slot, sequence.block_ids

@@ -93,6 +93,8 @@ class ForwardBatch:
     logit_rows: torch.Tensor  # [R], rows of the T tokens whose logits are wanted
     query_lens: tuple[int, ...]  # the same on the host, so that no forward waits for the device
     max_context_len: int
+    # [S, H]: ids of the H = Model.num_previous_tokens tokens before each query, oldest first, -1 before the sequence
+    previous_ids: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +110,7 @@ class Model(Protocol):
     eos_token_ids: tuple[int, ...]
     block_multiple: int  # the block size must be a multiple of this
     num_experts: int  # of the whole model, not of this rank
+    num_previous_tokens: int  # how many ids before a query the forward looks at, besides the cache
     digest: str  # identity of weights and precision: equal tokens give equal cache bytes iff digests are equal
 
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:

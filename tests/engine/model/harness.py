@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from headrace_engine.ep.exchange import Exchange
 from headrace_engine.ep.local import LocalExchange
 from headrace_engine.kv.layout import allocate_cache
-from headrace_engine.models.deepseek_v4.model import DeepseekV4
-from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.protocol import ForwardBatch, Model
 
 TOLERANCE = 5e-5  # of fp32 logits whose standard deviation is about 1.2
 
@@ -23,6 +22,7 @@ class Sequence:
     slot: int
     blocks: list[int]
     length: int = 0
+    token_ids: list[int] = field(default_factory=list)
 
 
 class PagedRun:
@@ -30,7 +30,7 @@ class PagedRun:
 
     def __init__(
         self,
-        model: DeepseekV4,
+        model: Model,
         *,
         num_blocks: int = 160,
         num_slots: int = 40,
@@ -66,8 +66,10 @@ class PagedRun:
         lengths = [len(tokens) for _, tokens in parts]
         starts = torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()])
         positions = [torch.arange(s.length, s.length + n) for (s, _), n in zip(parts, lengths, strict=True)]
-        for (sequence, _), length in zip(parts, lengths, strict=True):
-            sequence.length += length
+        previous = [self._previous_ids(sequence) for sequence, _ in parts]
+        for sequence, tokens in parts:
+            sequence.token_ids[sequence.length :] = tokens
+            sequence.length += len(tokens)
         widest = max((len(s.blocks) for s, _ in parts), default=0)
         tables = [s.blocks + [-1] * (widest - len(s.blocks)) for s, _ in parts]
         return ForwardBatch(
@@ -80,7 +82,13 @@ class PagedRun:
             logit_rows=torch.arange(sum(lengths)),
             query_lens=tuple(lengths),
             max_context_len=max((s.length for s, _ in parts), default=0),
+            previous_ids=torch.tensor(previous, dtype=torch.int64).view(len(parts), self.model.num_previous_tokens),
         )
+
+    def _previous_ids(self, sequence: Sequence) -> list[int]:
+        """What the model wants to know of the tokens before the sequence's next one: -1 before its start."""
+        wanted = range(sequence.length - self.model.num_previous_tokens, sequence.length)
+        return [sequence.token_ids[position] if position >= 0 else -1 for position in wanted]
 
     def prompt(self, tokens: SequenceOf[int], chunks: SequenceOf[int] | None = None) -> torch.Tensor:
         """Logits of every position of one sequence, run in chunks of the given sizes (repeated as needed)."""

@@ -41,6 +41,7 @@ class ToyModel:
     max_position = 256
     eos_token_ids = (EOS,)
     block_multiple = 4
+    num_previous_tokens = 3
     digest = "toy"
 
     def __init__(self, block_size: int, step_seconds: float = 0.0) -> None:
@@ -62,12 +63,21 @@ class ToyModel:
                 position = int(batch.positions[starts[s] + i])
                 assert position == end - length + i
                 token = batch.token_ids[starts[s] + i]
+                if i == 0 and batch.previous_ids is not None:
+                    assert batch.previous_ids[s].tolist() == self._previous(cache["tokens"], table, position)
                 cache["tokens"][table[position // self._block_size], 0, position % self._block_size, 0] = token
                 total += token
                 if starts[s] + i in wanted:
                     next_id = self._next(cache["tokens"], table, position + 1, int(total))
                     logits[wanted[starts[s] + i], next_id] = 1.0
         return logits
+
+    def _previous(self, tokens: torch.Tensor, table: list[int], first: int) -> list[int]:
+        """The ids before position `first`, which a real model may ask for: the cache has them here."""
+        known = [-1] * self.num_previous_tokens
+        for position in range(max(0, first - self.num_previous_tokens), first):
+            known.append(int(tokens[table[position // self._block_size], 0, position % self._block_size, 0]))
+        return known[len(known) - self.num_previous_tokens :]
 
     def _next(self, tokens: torch.Tensor, table: list[int], num_tokens: int, total: int) -> int:
         weighted = 0

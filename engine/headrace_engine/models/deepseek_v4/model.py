@@ -56,6 +56,7 @@ class DeepseekV4:
         self.eos_token_ids = eos_token_ids
         self.block_multiple = config.block_multiple
         self.num_experts = config.num_experts
+        self.num_previous_tokens = 0
         self.digest = digest
         self._ropes = {
             False: frequencies(config.window_rope, config.rope_dim, embedding.device),
