@@ -11,8 +11,10 @@ from headrace_engine.kernels.hyper_connection import (
     hyper_connection_head,
     hyper_connection_mix,
     hyper_connection_update,
+    single_pass_mix,
+    weighted_norm,
 )
-from headrace_engine.kernels.indexer import select_entries
+from headrace_engine.kernels.indexer import select_blocks, select_entries, select_within_blocks
 from headrace_engine.kernels.linears import grouped_linear, linear
 from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
 from headrace_engine.kernels.routing import route
@@ -36,7 +38,11 @@ __all__ = [
     "rms_norm",
     "rms_norm_rope",
     "route",
+    "select_blocks",
     "select_entries",
+    "select_within_blocks",
+    "single_pass_mix",
     "sum_choices",
+    "weighted_norm",
     "write_ring",
 ]

@@ -28,11 +28,54 @@ def hyper_connection_mix(
     pre | post | comb. Returns normed [T, d] dt (the streams' weighted sum, RMS-normalised), post [T, N] fp32 and comb
     [T, N, N] fp32 (row = source stream, column = destination; Sinkhorn-Knopp makes it nearly doubly stochastic).
     """
-    library = library_for(streams)
-    if library is None:
+    if library_for(streams) is None:
         return hyper_connection_mix_reference(
             streams, fn, base, scale, norm_weight, rms_eps=rms_eps, hc_eps=hc_eps, iterations=iterations
         )
+    settings = (iterations, rms_eps, hc_eps)
+    return _native_mix(streams, fn, base, scale, norm_weight, settings, None, None)
+
+
+def single_pass_mix(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    pre: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hyper_connection_mix whose weighted sum is by `pre` [T, N] fp32 of the site before (DeepSeek-V4.1, section 2.4).
+
+    Returns normed, post, comb, and this site's own pre [T, N] fp32 for the next.
+    """
+    if library_for(streams) is None:
+        return single_pass_mix_reference(
+            streams, fn, base, scale, norm_weight, pre, rms_eps=rms_eps, hc_eps=hc_eps, iterations=iterations
+        )
+    if not is_wide(pre, streams.shape[0] * streams.shape[1]):
+        raise ValueError("single_pass_mix: pre must be contiguous fp32 [T, N]")
+    own_pre = torch.empty_like(pre)
+    settings = (iterations, rms_eps, hc_eps)
+    return *_native_mix(streams, fn, base, scale, norm_weight, settings, pre, own_pre), own_pre
+
+
+def _native_mix(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    settings: tuple[int, float, float],  # iterations, rms_eps, hc_eps
+    given_pre: torch.Tensor | None,
+    own_pre: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(normed, post, comb); own_pre is filled in."""
+    library = library_for(streams)
+    assert library is not None
     tokens, num_streams, dim = streams.shape
     _check(streams, fn, base, scale, norm_weight, (2 + num_streams) * num_streams, 3)
     normed = torch.empty((tokens, dim), dtype=streams.dtype)
@@ -40,8 +83,9 @@ def hyper_connection_mix(
     comb = torch.empty((tokens, num_streams, num_streams))
     library.headrace_hc_mix(
         streams.dtype is torch.bfloat16, streams.data_ptr(), fn.data_ptr(), base.data_ptr(), scale.data_ptr(),
-        norm_weight.data_ptr(), tokens, num_streams, dim, iterations, rms_eps, hc_eps,
-        normed.data_ptr(), post.data_ptr(), comb.data_ptr(),
+        norm_weight.data_ptr(), tokens, num_streams, dim, *settings,
+        None if given_pre is None else given_pre.data_ptr(), normed.data_ptr(),
+        None if own_pre is None else own_pre.data_ptr(), post.data_ptr(), comb.data_ptr(),
     )  # fmt: skip
     return normed, post, comb
 
@@ -107,6 +151,41 @@ def hyper_connection_mix_reference(
     hc_eps: float,
     iterations: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    pre, post, comb = _coefficients(streams, fn, base, scale, rms_eps, hc_eps, iterations)
+    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb
+
+
+def single_pass_mix_reference(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    norm_weight: torch.Tensor,
+    pre: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    own_pre, post, comb = _coefficients(streams, fn, base, scale, rms_eps, hc_eps, iterations)
+    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb, own_pre
+
+
+def weighted_norm(streams: torch.Tensor, pre: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm of the streams' sum weighted by pre: [T, d] dt of streams [T, N, d] dt, pre [T, N] fp32."""
+    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, eps)
+
+
+def _coefficients(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(pre [T, N], post [T, N], comb [T, N, N]) fp32."""
     num_streams = streams.shape[1]
     parts = [num_streams, num_streams, num_streams**2]
     pre, post, comb = torch.split(_normalised_linear(streams, fn, rms_eps), parts, dim=-1)
@@ -119,7 +198,7 @@ def hyper_connection_mix_reference(
     for _ in range(iterations - 1):  # rows, then columns: it ends on columns
         comb = comb / (comb.sum(dim=-1, keepdim=True) + hc_eps)
         comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
-    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb
+    return pre, post, comb
 
 
 def hyper_connection_update_reference(

@@ -23,7 +23,7 @@ _SIGNATURES = {
     "packs": "",
     "norm_rope": "i pppp lllll fi p",
     "linear": "iii pp llll p",
-    "hc_mix": "i ppppp llll ff ppp",
+    "hc_mix": "i ppppp llll ff p pppp",
     "hc_head": "i ppppp lll ff p",
     "hc_update": "i pppp lll",
     "experts": "iii ppppp llll f p",

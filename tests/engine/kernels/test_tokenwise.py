@@ -70,6 +70,24 @@ def test_hyper_connection_mix(tokens: int, streams: int, dim: int, dtype: torch.
     assert_close(comb, expected[2], torch.float32, factor=4)
 
 
+@pytest.mark.parametrize(("tokens", "streams", "dim"), [(0, 4, 16), (3, 2, 24), (33, 4, 100)])
+def test_single_pass_mix_sums_by_the_given_pre_and_returns_its_own(
+    tokens: int, streams: int, dim: int, dtype: torch.dtype
+) -> None:
+    random = Random(dtype)
+    x, pre = random.normal(tokens, streams, dim), random.wide(tokens, streams)
+    weights = _hyper_connection(random, streams, dim, (2 + streams) * streams, 3)
+    keys = {"rms_eps": 1e-20, "hc_eps": 1e-6, "iterations": 20}
+    normed, post, comb, own_pre = ops.single_pass_mix(x, *weights, pre, **keys)
+    expected = hyper_connection.single_pass_mix_reference(x, *weights, pre, **keys)
+    assert_close(normed, expected[0], dtype)
+    assert_close(post, expected[1], torch.float32, factor=4)
+    assert_close(comb, expected[2], torch.float32, factor=4)
+    assert_close(own_pre, expected[3], torch.float32, factor=4)
+    again = ops.single_pass_mix(x, *weights, own_pre, **keys)[0]
+    assert torch.equal(again, ops.hyper_connection_mix(x, *weights, **keys)[0])
+
+
 def test_sinkhorn_ends_on_columns_that_sum_to_one() -> None:
     random = Random(torch.float32)
     weights = _hyper_connection(random, 4, 32, 24, 3)

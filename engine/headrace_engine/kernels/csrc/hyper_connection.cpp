@@ -86,8 +86,10 @@ inline void mixing_matrix(const float* logits, const float* base, float scale, c
   sinkhorn(comb, n, w.iterations, w.hc_eps);
 }
 
+// given_pre [tokens, num_streams]: what to collapse with instead of this site's own, which goes to own_pre if that is given.
 template <class T>
-void mix(const T* streams, const MixWeights& w, int64_t tokens, T* normed, float* post, float* comb) {
+void mix(const T* streams, const MixWeights& w, int64_t tokens, const float* given_pre, T* normed, float* own_pre,
+         float* post, float* comb) {
   const int64_t n = w.num_streams, size = n * w.dim;
 #pragma omp parallel if (tokens >= kParallelTokens)
   {
@@ -102,7 +104,8 @@ void mix(const T* streams, const MixWeights& w, int64_t tokens, T* normed, float
         post[t * n + i] = 2.0f * sigmoid(w.scale[1] * logits[n + i] + w.base[n + i]);
       }
       mixing_matrix(logits + 2 * n, w.base + 2 * n, w.scale[2], w, comb + t * n * n);
-      collapse(wide.data(), pre, w, wide.data() + size, normed + t * w.dim);
+      collapse(wide.data(), given_pre ? given_pre + t * n : pre, w, wide.data() + size, normed + t * w.dim);
+      if (own_pre) std::copy_n(pre, n, own_pre + t * n);
     }
   }
 }
@@ -154,13 +157,13 @@ using namespace headrace;
 
 HEADRACE_API void headrace_hc_mix(int is_bf16, const void* streams, const float* fn, const float* base,
                                   const float* scale, const float* norm, int64_t tokens, int64_t num_streams,
-                                  int64_t dim, int64_t iterations, float rms_eps, float hc_eps, void* normed,
-                                  float* post, float* comb) {
+                                  int64_t dim, int64_t iterations, float rms_eps, float hc_eps,
+                                  const float* given_pre, void* normed, float* own_pre, float* post, float* comb) {
   const MixWeights w{fn, base, scale, norm, num_streams, dim, iterations, rms_eps, hc_eps};
   if (is_bf16)
-    mix(static_cast<const bf16*>(streams), w, tokens, static_cast<bf16*>(normed), post, comb);
+    mix(static_cast<const bf16*>(streams), w, tokens, given_pre, static_cast<bf16*>(normed), own_pre, post, comb);
   else
-    mix(static_cast<const float*>(streams), w, tokens, static_cast<float*>(normed), post, comb);
+    mix(static_cast<const float*>(streams), w, tokens, given_pre, static_cast<float*>(normed), own_pre, post, comb);
 }
 
 HEADRACE_API void headrace_hc_head(int is_bf16, const void* streams, const float* fn, const float* base,
