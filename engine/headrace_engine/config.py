@@ -14,7 +14,7 @@ import msgspec
 
 from headrace_engine.core import Role
 
-TINY_FAMILIES = ("v4",)
+TINY_FAMILIES = ("v4", "v41")
 DTYPES = ("auto", "float32", "bfloat16")
 PREFERRED_BLOCK_SIZE = 256  # tokens
 

@@ -50,7 +50,9 @@ def _count_set(*values: Any) -> int:
 class TinySource(RuledModel):
     """A small random model that every pod writes for itself; for trying things out, needs no download."""
 
-    family: Literal["v4"] = Field(description="Architecture of the model: v4 (DeepSeek-V4).")
+    family: Literal["v4", "v41"] = Field(
+        description="Architecture of the model: v4 (DeepSeek-V4) or v41 (DeepSeek-V4.1)."
+    )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of its random weights. Default: 0.")
 
 

@@ -37,14 +37,21 @@ def free_ports(count: int) -> list[int]:
 class Engine:
     """One pod's process."""
 
-    def __init__(self, *flags: str, port: int | None = None, control: int | None = None, store: int | None = None):
+    def __init__(
+        self,
+        *flags: str,
+        port: int | None = None,
+        control: int | None = None,
+        store: int | None = None,
+        family: str = "v4",
+    ):
         free = free_ports(3)
         self.port = port or free[0]
         self.control = control or free[1]
         self.store = store or free[2]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
-        command = [sys.executable, "-m", "headrace_engine.cli", "serve", "--tiny", "v4:0"]
+        command = [sys.executable, "-m", "headrace_engine.cli", "serve", "--tiny", f"{family}:0"]
         command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--control-port", str(self.control), "--rendezvous-port", str(self.store)]
         command += ["--block-size", str(BLOCK), "--threads", "1", "--max-model-len", "4096", *flags]

@@ -6,35 +6,38 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import ModelInfo, read_configs
 
 if TYPE_CHECKING:
-    from headrace_engine.models.deepseek_v4.model import DeepseekV4
     from headrace_engine.models.outline import Outline
     from headrace_engine.models.progress import LoadProgress
+    from headrace_engine.models.protocol import Model
 
 __all__ = ["ModelError", "ModelInfo", "describe_config", "load", "outline_of", "stored_bytes_of"]
+
+# Each is a package here, with modules `config`, `names`, `outline` and `load` of the same functions.
+_MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 
 
 def describe_config(path: str | Path) -> ModelInfo:
     """What the checkpoint folder's JSON files say about the model. Raises ModelError."""
-    from headrace_engine.models.deepseek_v4.config import describe
-
     config, generation_config = read_configs(Path(path))
-    return describe(config, generation_config)
+    info: ModelInfo = _module(config, "config").describe(config, generation_config)
+    return info
 
 
 def outline_of(path: str | Path, cache_dtype: str = "auto") -> Outline:
     """Sizes of the model in a folder with a config.json; weights need not be there. Raises ModelError."""
-    from headrace_engine.models.deepseek_v4.outline import outline as outline_v4
-
     config, generation_config = read_configs(Path(path))
-    own = describe_config(path).dtype
-    return outline_v4(config, generation_config, own if cache_dtype == "auto" else cache_dtype)
+    if cache_dtype == "auto":
+        cache_dtype = describe_config(path).dtype
+    outline: Outline = _module(config, "outline").outline(config, generation_config, cache_dtype)
+    return outline
 
 
 def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
@@ -42,8 +45,6 @@ def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
 
     Raises ModelError if the weights are damaged or do not fit config.json.
     """
-    from headrace_engine.models.deepseek_v4.config import parse
-    from headrace_engine.models.deepseek_v4.names import match_checkpoint
     from headrace_engine.models.headers import has_weights, read_headers, shard_files
     from headrace_engine.models.outline import stored_bytes
 
@@ -51,7 +52,8 @@ def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
         return None
     config, _ = read_configs(Path(path))
     stored = read_headers(shard_files(Path(path)))
-    return stored_bytes(match_checkpoint(parse(config), stored.values()), stored)
+    parsed = _module(config, "config").parse(config)
+    return stored_bytes(_module(config, "names").match_checkpoint(parsed, stored.values()), stored)
 
 
 def load(
@@ -64,17 +66,16 @@ def load(
     cache_dtype: str = "auto",
     device: str = "cpu",
     progress: LoadProgress | None = None,
-) -> DeepseekV4:
+) -> Model:
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
     expert_parallel: rank r of n holds experts [r * E / n, (r + 1) * E / n); otherwise every rank holds all.
     dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16".
     """
-    from headrace_engine.models.deepseek_v4.load import load_model
-
     if not 0 <= rank < num_ranks:
         raise ModelError(f"rank {rank} is not among {num_ranks} ranks")
-    return load_model(
+    config, _ = read_configs(Path(path))
+    model: Model = _module(config, "load").load_model(
         Path(path),
         expert_rank=rank if expert_parallel else 0,
         num_expert_ranks=num_ranks if expert_parallel else 1,
@@ -83,3 +84,13 @@ def load(
         device=device,
         progress=progress,
     )
+    return model
+
+
+def _module(config: dict[str, Any], name: str) -> Any:
+    """A module of the family that config.json names; imported only now, since loading needs torch."""
+    model_type = config.get("model_type")
+    if model_type not in _MODEL_TYPES:
+        supported = ", ".join(repr(known) for known in _MODEL_TYPES)
+        raise ModelError(f"config.json: model_type {model_type!r} is not supported (supported: {supported})")
+    return importlib.import_module(f"headrace_engine.models.{model_type}.{name}")

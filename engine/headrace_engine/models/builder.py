@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +14,7 @@ from headrace_engine import kernels
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
+from headrace_engine.models.mapped_rows import MappedRows
 from headrace_engine.models.names import Source
 from headrace_engine.models.progress import LoadProgress
 
@@ -51,7 +52,7 @@ def experts_of(rank: int, num_ranks: int, num_experts: int) -> range:
 
 
 class Builder:
-    """Every tensor it returns is a copy: nothing refers to the mapped files. Quantized ones are dequantized."""
+    """Every tensor it returns is a copy, quantized ones dequantized: but for `rows`, nothing refers to mapped files."""
 
     def __init__(
         self,
@@ -61,10 +62,11 @@ class Builder:
         device: str,
         experts: range,  # of this rank
         progress: LoadProgress | None = None,
+        mapped: Collection[str] = (),  # tensors that are only ever asked for with `rows`
     ) -> None:
         self._checkpoint, self._sources = checkpoint, sources
         self._dtype, self._device, self._experts = dtype, device, experts
-        self._progress = progress
+        self._progress, self._mapped = progress, mapped
         if progress is not None:
             progress.start(sum(self._num_bytes(name) for name in sources if self._is_needed(name)))
 
@@ -84,6 +86,12 @@ class Builder:
         target = torch.empty(self._sources[name].shape, dtype=dtype or self._dtype, device=self._device)
         self._read_into(target, name)
         return target
+
+    def rows(self, name: str) -> MappedRows:
+        """A table that stays where it is, in the mapped file: for what is too large to be read whole."""
+        source = self._sources[name]
+        scale = None if source.scale is None else self._checkpoint.read(source.scale)
+        return MappedRows(self._checkpoint.read(source.name), scale)
 
     def wide(self, name: str) -> torch.Tensor:
         return self.tensor(name, torch.float32)
@@ -151,9 +159,9 @@ class Builder:
             self._progress.add(self._num_bytes(name))
 
     def _is_needed(self, name: str) -> bool:
-        """Whether this rank reads the tensor: all but the experts of other ranks."""
+        """Whether this rank reads the tensor: all but the experts of other ranks and what stays in its file."""
         expert = _EXPERT.search(name)
-        return expert is None or int(expert[1]) in self._experts
+        return name not in self._mapped and (expert is None or int(expert[1]) in self._experts)
 
     def _num_bytes(self, name: str) -> int:
         """In the checkpoint, scales included."""

@@ -49,7 +49,7 @@ class Checkpoint:
         return list(self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, possibly backed by the mapped file: copy it before the checkpoint closes. Any thread."""
+        """One tensor over the mapped file's memory, which stays mapped as long as the tensor lives. Any thread."""
         file = self.tensors[name].file
         try:
             tensor: torch.Tensor = self._handles[file].get_tensor(name)

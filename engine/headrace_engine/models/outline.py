@@ -11,7 +11,7 @@ from headrace_engine.models.headers import StoredTensor
 from headrace_engine.models.info import ModelInfo
 from headrace_engine.models.names import Shape, Source
 from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
-from headrace_engine.models.quantize import FP4_ROW
+from headrace_engine.models.quantize import FP4_ROW, FP8_ROW_BLOCK
 from headrace_engine.models.shards import Storage
 
 _PLAIN_BYTES = {Storage.F32: 4, Storage.BF16: 2, Storage.I64: 8}
@@ -26,6 +26,7 @@ class TensorOutline:
     shape: Shape
     storage: Storage  # of the published checkpoints
     is_wide: bool  # in memory fp32, whatever the model dtype
+    is_mapped: bool = False  # stays in its file, of which a step reads some rows
 
     @property
     def num_elements(self) -> int:
@@ -37,14 +38,17 @@ class TensorOutline:
         return ".experts." in self.name
 
     def memory_bytes(self, dtype: str) -> int:
+        if self.is_mapped:
+            return 0
         if self.storage is Storage.I64:
             return 8 * self.num_elements
         return self.num_elements * (4 if self.is_wide else _DTYPE_BYTES[dtype])
 
     def published_bytes(self, fp8_block: tuple[int, int]) -> int:
         """In a published checkpoint, scales included."""
-        if self.storage is Storage.FP8:
+        if self.storage in (Storage.FP8, Storage.FP8_ROWS):
             rows, columns = self.shape
+            fp8_block = fp8_block if self.storage is Storage.FP8 else FP8_ROW_BLOCK
             return rows * columns + -(-rows // fp8_block[0]) * -(-columns // fp8_block[1])
         if self.storage is Storage.FP4:
             return self.num_elements // 2 + self.num_elements // FP4_ROW

@@ -13,7 +13,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-FP8_BLOCKS = ((128, 128), (32, 32), (1, 32))  # DeepSeek-V4's, V4.1's, and the rows of V4.1's n-gram tables
+FP8_ROW_BLOCK = (1, 32)
+FP8_BLOCKS = ((128, 128), (32, 32), FP8_ROW_BLOCK)  # DeepSeek-V4's, V4.1's, and the rows of V4.1's n-gram tables
 FP4_ROW = 32  # elements of a row that share one scale
 _FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)  # by code; the next bit is the sign
 _FP8_CODES = np.arange(0x7F)

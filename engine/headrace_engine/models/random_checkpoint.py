@@ -66,13 +66,13 @@ def random_tensor(name: str, shape: Shape, num_experts: int, seed: int) -> Array
     if name.endswith("tid2eid"):  # distinct experts for each token, as in a trained table
         return generator.random((shape[0], num_experts)).argsort(axis=1)[:, : shape[1]].astype(np.int64)
     normal = generator.standard_normal(shape, dtype=np.float32)
-    if name.endswith(("norm.weight", "_scale")):
+    if name.endswith(("norm.weight", "_scale", "q_weight", "k_weight")):
         return np.float32(1) + np.float32(0.1) * normal
     if name.endswith("gate.bias"):
         return np.float32(0.2) * normal
     if name.endswith((".ape", "attn_sink", "_base")):  # zero in a fresh model: they must matter here
         return np.float32(0.5) * normal
-    if name == "embed.weight":
+    if name.endswith("embed.weight"):
         return normal
     if name == "head.weight":
         return normal * np.float32(2 / shape[1] ** 0.5) * _readable_text(shape[0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import TensorSpec, serialize_file
 
-from headrace_engine.models.quantize import bfloat16_bits, quantize_fp4, quantize_fp8
+from headrace_engine.models.quantize import FP8_ROW_BLOCK, bfloat16_bits, quantize_fp4, quantize_fp8
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +41,7 @@ class Storage(enum.Enum):
     BF16 = enum.auto()
     I64 = enum.auto()
     FP8 = enum.auto()  # e4m3 with ue8m0 scales of blocks
+    FP8_ROWS = enum.auto()  # e4m3 with ue8m0 scales of 32 in a row
     FP4 = enum.auto()  # two e2m1 a byte with ue8m0 scales of 32 in a row
 
 
@@ -54,8 +55,8 @@ def encoded(name: str, values: Array, storage: Storage, fp8_block: tuple[int, in
             yield name, Tensor(bfloat16_bits(values), "BF16")
         case Storage.I64:
             yield name, Tensor(np.ascontiguousarray(values, dtype=np.int64), "I64")
-        case Storage.FP8:
-            codes, scales = quantize_fp8(values, fp8_block)
+        case Storage.FP8 | Storage.FP8_ROWS:
+            codes, scales = quantize_fp8(values, fp8_block if storage is Storage.FP8 else FP8_ROW_BLOCK)
             yield name, Tensor(codes, "F8_E4M3")
             yield scale_name, Tensor(scales, "F8_E8M0")
         case Storage.FP4:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from headrace_engine.models.deepseek_v4 import tiny as v4
 from headrace_engine.models.deepseek_v4.tiny_tokenizer import write_tokenizer
+from headrace_engine.models.deepseek_v41 import tiny as v41
 from headrace_engine.models.errors import ModelError
 
 
@@ -22,7 +23,10 @@ class _Family:
     write: _Write
 
 
-_FAMILIES = {"v4": _Family(v4.TINY_CONFIG, v4.TINY_CONFIG["max_position_embeddings"], v4.write_checkpoint)}
+_FAMILIES = {
+    "v4": _Family(v4.TINY_CONFIG, v4.TINY_CONFIG["max_position_embeddings"], v4.write_checkpoint),
+    "v41": _Family(v41.TINY_CONFIG, v41.TINY_TEXT_CONFIG["max_position_embeddings"], v41.write_checkpoint),
+}
 FAMILIES = tuple(_FAMILIES)
 
 

@@ -44,7 +44,7 @@ def one_file(quantized_path: Path, folder: Path, weights: Weights) -> Path:
     return folder
 
 
-def dequantized(weights: Weights) -> Weights:
+def dequantized(weights: Weights, fp8_block: tuple[int, int] = (128, 128)) -> Weights:
     """Plain fp32 weights, element by element from the definitions: torch's own e4m3, a table of e2m1."""
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     plain: Weights = {}
@@ -59,7 +59,7 @@ def dequantized(weights: Weights) -> Weights:
             codes = torch.stack([tensor & 15, (tensor >> 4) & 15], dim=-1).flatten(1).long()
             tensor, block = table[codes & 7] * torch.where(codes > 7, -1.0, 1.0), (1, 32)
         else:
-            block = (128, 128)
+            block = (1, 32) if name.endswith("engram.embed.weight") else fp8_block
         factors = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
         plain[name] = tensor.float() * factors[: tensor.shape[0], : tensor.shape[1]]
     return plain

@@ -1,0 +1,137 @@
+"""Builds a DeepSeek-V4.1 model from a checkpoint folder: this rank's tensors, and engram tables mapped in place."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_dtype
+from headrace_engine.models.checkpoint import Checkpoint, content_digest
+from headrace_engine.models.deepseek_v41.attention import Attention, AttentionWeights, CompressorWeights
+from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config, parse
+from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
+from headrace_engine.models.deepseek_v41.model import DeepseekV41, Layer
+from headrace_engine.models.deepseek_v41.names import match_checkpoint
+from headrace_engine.models.deepseek_v41.ngram_hash import NgramHash
+from headrace_engine.models.deepseek_v41.token_map import read_token_map
+from headrace_engine.models.info import eos_token_ids, read_configs
+from headrace_engine.models.moe import MoE
+from headrace_engine.models.progress import LoadProgress
+
+
+def load_model(
+    path: Path,
+    *,
+    expert_rank: int,
+    num_expert_ranks: int,
+    dtype: str,
+    cache_dtype: str,
+    device: str,
+    progress: LoadProgress | None = None,
+) -> DeepseekV41:
+    """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
+
+    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16".
+    """
+    raw_config, generation_config = read_configs(path)
+    config = parse(raw_config)
+    experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
+    dtype = resolve_dtype(dtype, config.dtype, "dtype")
+    with Checkpoint(path) as checkpoint:
+        sources = match_checkpoint(config, checkpoint.stored())
+        tables = [] if config.engram is None else [_table_name(layer) for layer in config.engram.layers]
+        builder = Builder(checkpoint, sources, DTYPES[dtype], device, experts, progress, mapped=tables)
+        return DeepseekV41(
+            config,
+            embedding=builder.tensor("embed.weight"),
+            layers=builder.each_layer(lambda index: _layer(builder, config, index), config.num_layers),
+            engrams=_engrams(builder, config, path),
+            norm=builder.wide("norm.weight"),
+            head=builder.linear("head.weight"),
+            cache_dtype=resolve_dtype(cache_dtype, config.dtype, "cache dtype"),
+            eos_token_ids=eos_token_ids({**raw_config["text_config"], **raw_config}, generation_config),
+            digest=_digest(config, checkpoint.files, dtype),
+        )
+
+
+def _digest(config: V41Config, files: list[Path], dtype: str) -> str:
+    """Identity of what is computed: hyper-parameters, weights, and the precision of the computation."""
+    return hashlib.blake2b(f"{config}|{content_digest(files)}|{dtype}".encode(), digest_size=16).hexdigest()
+
+
+def _engrams(builder: Builder, config: V41Config, path: Path) -> EngramLookup | None:
+    engram = config.engram
+    if engram is None:
+        return None
+    token_map = read_token_map(path, config.vocab_size, engram.pad_token_id, engram.compressed_vocab_size)
+    tables = [builder.rows(_table_name(layer)) for layer in engram.layers]
+    return EngramLookup(NgramHash(engram, token_map), tables)
+
+
+def _table_name(layer: int) -> str:
+    return f"layers.{layer}.engram.embed.weight"
+
+
+def _layer(builder: Builder, config: V41Config, index: int) -> Layer:
+    prefix = f"layers.{index}."
+    has_engram = config.engram is not None and index in config.engram.layers
+    return Layer(
+        attention=_attention(builder, config, index, f"{prefix}attn."),
+        moe=_moe(builder, config, f"{prefix}ffn."),
+        attention_hc=builder.hyper_connection(f"{prefix}hc_attn"),
+        moe_hc=builder.hyper_connection(f"{prefix}hc_ffn"),
+        attention_norm=builder.wide(f"{prefix}attn_norm.weight"),
+        moe_norm=builder.wide(f"{prefix}ffn_norm.weight"),
+        engram=_engram(builder, config, f"{prefix}engram.") if has_engram else None,
+    )
+
+
+def _attention(builder: Builder, config: V41Config, index: int, prefix: str) -> Attention:
+    mode = config.mode(index)
+    is_index_source = mode in (LayerMode.FULL, LayerMode.REINDEX)
+    inputs = [["wq_a"], ["wkv"]]  # outputs that stay together
+    if is_index_source:
+        inputs.append(["indexer.weights_proj"])
+    if mode is LayerMode.FULL:
+        inputs.append(["compressor.wkv", "compressor.wgate"] if config.ratios[index] > 1 else ["compressor.wkv"])
+    w_in, in_splits = builder.fused_linear([[f"{prefix}{name}.weight" for name in names] for names in inputs])
+    weights = AttentionWeights(
+        w_in=w_in,
+        in_splits=in_splits,
+        w_q=builder.linear(f"{prefix}wq_b.weight"),
+        w_out_a=builder.grouped_linear(f"{prefix}wo_a.weight", config.num_output_groups),
+        w_out_b=builder.linear(f"{prefix}wo_b.weight"),
+        q_norm=builder.wide(f"{prefix}q_norm.weight"),
+        kv_norm=builder.wide(f"{prefix}kv_norm.weight"),
+        sinks=builder.wide(f"{prefix}attn_sink"),
+        w_index_q=builder.linear(f"{prefix}indexer.wq_b.weight") if is_index_source else None,
+    )
+    compressor = None
+    if mode is LayerMode.FULL:
+        compressor = CompressorWeights(
+            norm=builder.wide(f"{prefix}compressor.norm.weight"),
+            w_key=builder.linear(f"{prefix}indexer.wk.weight"),
+            key_norm=builder.wide(f"{prefix}indexer.k_norm.weight"),
+        )
+    return Attention(config, index, weights, compressor)
+
+
+def _moe(builder: Builder, config: V41Config, prefix: str) -> MoE:
+    shared_w13, shared_w2 = builder.shared_expert(prefix)
+    return MoE(
+        experts_per_token=config.experts_per_token,
+        routed_scaling=config.routed_scaling,
+        swiglu_limit=config.swiglu_limit,
+        gate=builder.wide(f"{prefix}gate.weight"),
+        bias=builder.wide(f"{prefix}gate.bias"),
+        experts_of_token=None,
+        w13=builder.expert_stack(prefix, ("w1", "w3")),
+        w2=builder.expert_stack(prefix, ("w2",)),
+        shared_w13=shared_w13,
+        shared_w2=shared_w2,
+    )
+
+
+def _engram(builder: Builder, config: V41Config, prefix: str) -> Engram:
+    gain = builder.wide(f"{prefix}q_weight") * builder.wide(f"{prefix}k_weight")
+    return Engram(builder.linear(f"{prefix}wkv.weight"), gain, config.norm_eps)

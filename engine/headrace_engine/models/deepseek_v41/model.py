@@ -1,0 +1,109 @@
+"""The DeepSeek-V4.1 text model over a paged cache: one flat batch of prefill chunks and decode tokens per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from headrace_engine import kernels
+from headrace_engine.models.builder import HyperConnection
+from headrace_engine.models.deepseek_v41.attention import Attention
+from headrace_engine.models.deepseek_v41.cache import cache_groups
+from headrace_engine.models.deepseek_v41.config import V41Config
+from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
+from headrace_engine.models.deepseek_v41.step import begin_step
+from headrace_engine.models.moe import MoE
+from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.rope import frequencies
+
+if TYPE_CHECKING:
+    from headrace_engine.ep.exchange import Exchange
+
+
+@dataclass
+class Layer:
+    attention: Attention
+    moe: MoE
+    attention_hc: HyperConnection
+    moe_hc: HyperConnection
+    attention_norm: torch.Tensor  # [hidden] fp32
+    moe_norm: torch.Tensor  # [hidden] fp32
+    engram: Engram | None
+
+
+class DeepseekV41:
+    """One rank's share: all of attention, this rank's experts. Implements models.protocol.Model."""
+
+    def __init__(
+        self,
+        config: V41Config,
+        *,
+        embedding: torch.Tensor,  # [vocab, hidden]
+        layers: list[Layer],
+        engrams: EngramLookup | None,
+        norm: torch.Tensor,  # [hidden] fp32
+        head: kernels.Weight,  # [vocab, hidden]
+        cache_dtype: str,
+        eos_token_ids: tuple[int, ...],
+        digest: str,
+    ) -> None:
+        self.config = config
+        self.embedding, self.layers, self.engrams, self.norm, self.head = embedding, layers, engrams, norm, head
+        self.cache_groups = cache_groups(config, cache_dtype)
+        self.vocab_size = config.vocab_size
+        self.max_position = config.max_position
+        self.eos_token_ids = eos_token_ids
+        self.block_multiple = config.block_multiple
+        self.num_experts = config.num_experts
+        self.num_previous_tokens = 0 if config.engram is None else config.engram.num_previous_tokens
+        self.digest = digest
+        self._frequencies = {
+            False: frequencies(config.window_rope, config.rope_dim, embedding.device),
+            True: frequencies(config.compressed_rope, config.rope_dim, embedding.device),
+        }
+        self._ratios = sorted({config.ratios[source] for source in config.kv_sources})
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
+        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model."""
+        num_streams = self.config.num_streams
+        found = iter(() if self.engrams is None else self.engrams.gather(batch, self.embedding.dtype))
+        step = begin_step(batch, self._frequencies, self._ratios)
+        embedded = F.embedding(batch.token_ids, self.embedding)
+        streams = embedded.unsqueeze(1).repeat(1, num_streams, 1)
+        # Each site reads the streams weighted by what the site before computed; the first one reads stream 0.
+        pre = torch.zeros((batch.num_tokens, num_streams), device=embedded.device)
+        pre[:, 0] = 1
+        for layer in self.layers:
+            if layer.engram is not None:
+                layer.engram.run(streams, next(found))
+            normed, post, comb, pre = self._mix(streams, layer.attention_hc, layer.attention_norm, pre)
+            output = layer.attention.run(normed, batch, step, cache)
+            kernels.hyper_connection_update(streams, output, post, comb)
+
+            normed, post, comb, pre = self._mix(streams, layer.moe_hc, layer.moe_norm, pre)
+            output = layer.moe.run(normed, batch.token_ids, exchange)
+            kernels.hyper_connection_update(streams, output, post, comb)
+        rows = batch.logit_rows
+        hidden = kernels.weighted_norm(streams[rows], pre[rows], self.norm, self.config.norm_eps)
+        return kernels.linear(hidden, self.head, torch.float32)
+
+    def _mix(
+        self, streams: torch.Tensor, hc: HyperConnection, norm: torch.Tensor, pre: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        config = self.config
+        return kernels.single_pass_mix(
+            streams,
+            hc.fn,
+            hc.base,
+            hc.scale,
+            norm,
+            pre,
+            rms_eps=config.norm_eps,
+            hc_eps=config.hc_eps,
+            iterations=config.sinkhorn_iterations,
+        )

@@ -1,0 +1,30 @@
+"""A table that is far larger than what a step reads of it: single rows of a mapped file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headrace_engine.models.dequantize import dequantize_into
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """Plain rows [R, n] of any float type; or e4m3 with ue8m0 scales [R, n / 32], dequantized as they are read."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None
+
+    @property
+    def row_dim(self) -> int:
+        return self.weight.shape[1]
+
+    def gather(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows [N] int64 of the table: [N, n] dtype."""
+        found = self.weight.index_select(0, rows)
+        if self.scale is None:
+            return found.to(dtype)
+        target = torch.empty(found.shape, dtype=dtype)
+        dequantize_into(target, found, self.scale.index_select(0, rows))
+        return target
