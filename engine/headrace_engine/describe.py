@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=int, default=1, metavar="N", help="data-parallel ranks (default: 1)")
     parser.add_argument("--expert-parallel", action="store_true", help="the ranks share the experts, else all have all")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of weights in memory")
-    parser.add_argument("--cache-dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--cache-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the cache")
 
 
 def run(arguments: argparse.Namespace) -> str:
