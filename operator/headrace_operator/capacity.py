@@ -1,8 +1,8 @@
 """How many pods and whole groups fit on which nodes. Pure arithmetic over what nodes have left.
 
 Pods of one shape are interchangeable, so counting them is exact: a node takes as many as its scarcest resource allows.
-Several shapes at once are a packing problem; `pack` solves it exactly as long as that is cheap, and else fills the
-tightest nodes first with the largest pods, which may miss a packing but never takes more than there is.
+Several shapes at once are a packing problem. `pack` first fills the tightest nodes with the largest pods, which never
+takes more than there is but may miss a packing; then it searches, as long as that is cheap.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import prod
 
 from headrace_operator.scheduling import Amounts, Node, PodShape
 
-# States that an exact packing may keep at once: about a tenth of a second of work for a rack of 18 nodes.
-_MAX_STATES = 500
+# Nodes times states of a search: about a tenth of a second of work.
+_MAX_SEARCH = 10_000
 
 Counts = tuple[int, ...]
 
@@ -93,25 +93,29 @@ def taken(rooms: Sequence[Room], shape: PodShape, counts: Counts) -> list[Room]:
 
 def pack(rooms: Sequence[Room], demands: Sequence[Demand]) -> list[Counts] | None:
     """A place for all pods of all demands, as counts by room for each demand; None: none was found."""
-    if len(demands) == 1:
-        return _pack_in_turn(rooms, demands)
+    totals = [sum(num_pods(room, demand.shape) for room in rooms) for demand in demands]
+    if any(total < demand.count for total, demand in zip(totals, demands, strict=True)):
+        return None
+    in_turn = _pack_in_turn(rooms, demands, totals)
+    if in_turn is not None or len(demands) == 1:
+        return in_turn
     # The demand with the most pods goes last: its count is no dimension of the search.
     order = sorted(range(len(demands)), key=lambda i: demands[i].count)
     ordered = [demands[i] for i in order]
-    is_cheap = prod(demand.count + 1 for demand in ordered[:-1]) <= _MAX_STATES
-    found = _pack_exactly(rooms, ordered) if is_cheap else _pack_in_turn(rooms, ordered)
+    if len(rooms) * prod(demand.count + 1 for demand in ordered[:-1]) > _MAX_SEARCH:
+        return None
+    found = _pack_exactly(rooms, ordered)
     if found is None:
         return None
     by_demand = dict(zip(order, found, strict=True))
     return [by_demand[i] for i in range(len(demands))]
 
 
-def _pack_in_turn(rooms: Sequence[Room], demands: Sequence[Demand]) -> list[Counts] | None:
-    """One demand after the other, first those of which the fewest pods fit."""
+def _pack_in_turn(rooms: Sequence[Room], demands: Sequence[Demand], totals: Sequence[int]) -> list[Counts] | None:
+    """One demand after the other, first those of which the fewest pods fit (`totals`)."""
     left = list(rooms)
-    total = [sum(num_pods(room, demand.shape) for room in rooms) for demand in demands]
     result: dict[int, Counts] = {}
-    for index in sorted(range(len(demands)), key=lambda i: (total[i], i)):
+    for index in sorted(range(len(demands)), key=lambda i: (totals[i], i)):
         demand = demands[index]
         counts = fill(left, demand.shape, demand.count)
         if sum(counts) < demand.count:

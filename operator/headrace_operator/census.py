@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace_operator import names
-from headrace_operator.capacity import Room, fill, num_pods, taken
+from headrace_operator.capacity import Room, fill, taken
 from headrace_operator.scheduling import Node, PodShape, node_of, requests_of, shape_of
 
 Body = Mapping[str, Any]
@@ -113,10 +113,14 @@ class Census:
         waiting: Counter[PodShape] = Counter(o.shape for o in self._occupants.values() if o.shape is not None)
         for shape, count in claimed:
             waiting[shape] += count
-        totals = {shape: sum(num_pods(room, shape) for room in rooms) for shape in waiting}
-        for shape in sorted(waiting, key=lambda s: (totals[s], repr(s))):
+        for shape in sorted(waiting, key=_choosiest_first):
             rooms = taken(rooms, shape, fill(rooms, shape, waiting[shape]))
         return rooms
+
+
+def _choosiest_first(shape: PodShape) -> tuple[int, list[int], str]:
+    """Pods that may go to few nodes before those that may go to many, large ones before small ones."""
+    return -len(shape.selector), [-amount for _, amount in shape.requests], repr(shape)
 
 
 def _is_ours(body: Body) -> bool:

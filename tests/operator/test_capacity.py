@@ -93,6 +93,13 @@ def test_whole_groups_are_counted_exactly(rooms: list[Room], shape: PodShape, si
     assert count * size > 8 or not brute_force(rooms, [shape] * (count + 1) * size)
 
 
+def test_a_packing_that_filling_in_turn_misses_is_searched_for() -> None:
+    rooms = [room("n0", {GPU: 4000, "cpu": 6000}), room("n1", {GPU: 3000, "cpu": 1000})]
+    # The first would go to the larger node, and leave no place for the second.
+    lean, even = PodShape((("cpu", 1000), (GPU, 3000))), PodShape((("cpu", 2000), (GPU, 2000)))
+    assert pack(rooms, [Demand(lean, 1), Demand(even, 1)]) == [(0, 1), (1, 0)]
+
+
 def test_pods_fill_the_tightest_nodes_first() -> None:
     rooms = [room("n0", gpus(4)), room("n1", gpus(2)), room("n2", gpus(3))]
     counts = fill(rooms, PodShape(((GPU, 1000),)), 4)
