@@ -42,6 +42,7 @@ PURE = [
     "pairing",
     "planning",
     "plans",
+    "forecast",
     "progress",
     "slots",
     "upkeep",

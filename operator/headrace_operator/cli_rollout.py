@@ -1,0 +1,152 @@
+"""`headrace plan-rollout`: the steps that applying a file would take."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from headrace_operator import names
+from headrace_operator.manifests import ManifestError, load
+
+if TYPE_CHECKING:
+    from headrace_operator.api import DisaggDeployment
+    from headrace_operator.forecast import Forecast
+
+_DESCRIPTION = """\
+Prints what the operator would do, step by step, if FILE were applied now; nothing is changed. It runs the operator's
+own planner against what is in the cluster, taking for granted that pods become ready and no one else takes room.
+Without the cluster: --state with the objects of the deployment, from
+  kubectl get dd,pods,controllerrevisions,disaggrolescalers -o yaml
+Exit code 1 if the change would not come to its end.
+"""
+_KINDS = ("Pod", "ControllerRevision", names.SCALER_KIND)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its flags."""
+    plan = commands.add_parser(
+        "plan-rollout",
+        help="print the steps that applying a file would take",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_argument("file", help="YAML or JSON file with one DisaggDeployment; - reads standard input")
+    plan.add_argument("-n", "--namespace", help="namespace of the deployment (default: that of the file, or default)")
+    plan.add_argument("--state", metavar="FILE", help="the objects that exist, instead of asking the cluster")
+    plan.add_argument(
+        "--free",
+        type=int,
+        metavar="N",
+        help="GPUs (pods, if nothing asks for GPUs) that are free for more groups (default: any number)",
+    )
+    plan.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: %(default)s")
+    plan.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from headrace_operator.cluster import ClusterError
+
+    deployment = load(args.file)
+    name, namespace = deployment.metadata.name, args.namespace or deployment.metadata.namespace
+    try:
+        objects = _read(args.state) if args.state else asyncio.run(_fetch(name, namespace))
+    except (ClusterError, OSError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+    result = _forecast(deployment, name, objects, args.free)
+    print(json.dumps(as_data(result), indent=2) if args.output == "json" else as_text(name, result))
+    return 1 if result.blocked else 0
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    """Objects of a List, or of several documents. Raises ManifestError."""
+    try:
+        documents = list(yaml.safe_load_all(Path(path).read_text()))
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{path}: not YAML: {error}") from error
+    objects = []
+    for document in documents:
+        items = document.get("items", [document]) if isinstance(document, dict) else []
+        objects += [item for item in items if isinstance(item, dict) and {"kind", "metadata"} <= item.keys()]
+    if not objects:
+        raise ManifestError(f"{path}: has no objects; it is to be what `kubectl get ... -o yaml` prints")
+    return objects
+
+
+async def _fetch(name: str, namespace: str) -> list[dict[str, Any]]:
+    from headrace_operator.cluster import connect
+
+    async with connect() as cluster:
+        resource = await cluster.get(names.KIND, namespace, name)
+        objects = [{"kind": names.KIND, **resource}] if resource else []
+        for kind in _KINDS:
+            objects += [{**body, "kind": kind} for body in await cluster.list_children(kind, namespace, name)]
+        return objects
+
+
+def _forecast(deployment: DisaggDeployment, name: str, objects: list[dict[str, Any]], num_free: int | None) -> Forecast:
+    from headrace_operator.api_status import Status
+    from headrace_operator.forecast import forecast
+    from headrace_operator.observe import observe
+    from headrace_operator.planning import known_templates, role_states, strategy_of
+    from headrace_operator.scaling import scaled
+
+    stored = next((o for o in objects if o["kind"] == names.KIND and o["metadata"]["name"] == name), None)
+    uid = stored["metadata"]["uid"] if stored else ""
+    status = Status.model_validate((stored or {}).get("status") or {})
+    children = [
+        o for o in objects if (o["metadata"].get("labels") or {}).get(names.LABEL_DEPLOYMENT) == name and stored
+    ]
+    observed = observe(name, uid, children)
+    wanted = scaled(deployment, observed, status).deployment
+    templates, revisions = known_templates(wanted, observed, engine_image="")
+    states = role_states(wanted, observed, status, templates, revisions)
+    return forecast(states, strategy_of(wanted), time.time(), num_free)
+
+
+def as_data(result: Forecast) -> dict[str, Any]:
+    """The forecast as plain data."""
+    return {
+        "steps": [
+            {
+                "actions": [
+                    {
+                        "verb": action.verb,
+                        "role": action.group.role,
+                        "group": action.group.index,
+                        "revision": action.group.revision,
+                        "pods": action.num_pods,
+                    }
+                    for action in step.actions
+                ],
+                "available": dict(step.available),
+                "inUse": step.num_in_use,
+            }
+            for step in result.steps
+        ],
+        "unit": result.unit,
+        "blocked": list(result.blocked),
+    }
+
+
+def as_text(name: str, result: Forecast) -> str:
+    """The forecast for people: one paragraph a step."""
+    lines = [f"{name}: {len(result.steps)} steps" if result.steps else f"{name}: nothing to do"]
+    for number, step in enumerate(result.steps, start=1):
+        counts = ", ".join(f"{role} {count}" for role, count in step.available)
+        lines.append(f"{number}. meanwhile available: {counts}; in use: {step.num_in_use} {result.unit}")
+        for action in step.actions:
+            key = action.group
+            pods = f"{action.num_pods} pod{'s' if action.num_pods > 1 else ''}"
+            lines.append(f"   {action.verb:<6} {key.role} group {key.index}, revision {key.revision} ({pods})")
+    lines += [f"stops there: {reason}" for reason in result.blocked]
+    return "\n".join(lines)
