@@ -20,7 +20,7 @@ from headrace_operator import names
 PROGRAMS = ("headrace", "headrace-engine", "headrace-router", "headrace-operator")
 KUBECTL_KINDS = {
     *(names.PLURAL, names.SINGULAR, names.SHORT_NAME, names.SCALER_SHORT_NAME),
-    *("pods", "pod", "nodes", "services", "svc", "events", "leases"),
+    *("pods", "controllerrevisions", "disaggrolescalers", "pod", "nodes", "services", "svc", "events", "leases"),
 }
 
 
