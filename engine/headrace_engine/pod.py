@@ -150,7 +150,14 @@ class Pod:
         self._frontend = Frontend(self._config, lambda reason: self._fail(f"the group has failed: {reason}", 1))
         self._frontend.start()
         chat_format = format_of(info.architecture, thinks_by_default=tokenizer.thinks_by_default)
-        server = Server(self._config, self._frontend, tokenizer, vocab_size=info.vocab_size, chat_format=chat_format)
+        server = Server(
+            self._config,
+            self._frontend,
+            tokenizer,
+            vocab_size=info.vocab_size,
+            chat_format=chat_format,
+            image_token_id=info.image_token_id,
+        )
         return server.app()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:

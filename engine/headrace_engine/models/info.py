@@ -23,6 +23,7 @@ class ModelInfo:
     block_multiple: int  # the cache's block size must be a multiple of this many tokens
     num_experts: int
     dtype: str  # "float32" | "bfloat16": what dtype "auto" means
+    image_token_id: int | None = None  # a token that stands for an image, which the text model cannot read
 
 
 def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -49,12 +49,14 @@ class Server:
         *,
         vocab_size: int,
         chat_format: ChatFormat,
+        image_token_id: int | None = None,
     ) -> None:
         self._config = config
         self._frontend = frontend
         self._encoder = PromptEncoder(tokenizer)
         self._vocab_size = vocab_size
         self._chat_format = chat_format
+        self._image_token_id = image_token_id
         self._grammars = GrammarDoor(GrammarCompiler(tokenizer.file, vocab_size, ()))
         self._metrics = Metrics(config.served_model_name, frontend)
         self._legs = Legs(frontend, tokenizer, self._metrics)
@@ -113,7 +115,11 @@ class Server:
     def _card(self) -> ModelCard:
         """Raises ApiError (503) before the group is ready."""
         return ModelCard(
-            self._config.served_model_name, self._vocab_size, self._frontend.max_model_len, self._chat_format
+            self._config.served_model_name,
+            self._vocab_size,
+            self._frontend.max_model_len,
+            self._chat_format,
+            self._image_token_id,
         )
 
     async def _tokenize(self, request: web.Request) -> web.Response:

@@ -47,6 +47,7 @@ class ModelCard:
     vocab_size: int
     max_model_len: int
     chat_format: ChatFormat
+    image_token_id: int | None = None
 
     def check_name(self, name: str) -> None:
         """Raises ApiError (404) if a request is for another model."""
@@ -58,6 +59,11 @@ class ModelCard:
         """Raises ApiError (400) if they are no tokens of this model."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise bad_request(f"token ids must be in 0..{self.vocab_size - 1}", param)
+
+    def check_text_only(self, token_ids: list[int], param: str) -> None:
+        """Raises ApiError (400) if one of them stands for an image, given as an id or spelt out in a text."""
+        if self.image_token_id is not None and self.image_token_id in token_ids:
+            raise bad_request(f"token {self.image_token_id} stands for an image; only text is served", param)
 
 
 @dataclass
@@ -100,6 +106,8 @@ async def read_job(
         prompts = [await encode_chat(chat, encoder)]
     else:
         prompts = await _encode(body, card, encoder.tokenizer)
+    for prompt in prompts:
+        card.check_text_only(prompt, "messages" if is_chat else "prompt")
     num_choices = num_choices_of(body)
     _check_choices(body, leg, len(prompts), num_choices)
     grammar, grammar_after = await _grammar(body, leg, chat, encoder.tokenizer, grammars)

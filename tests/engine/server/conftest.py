@@ -30,6 +30,7 @@ from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.http import Server
 from headrace_engine.server.tokenize import Tokenizer
 
+IMAGE_TOKEN_ID = 7  # of a model that has images; its text part refuses it
 BLOCK = 4
 NUM_BLOCKS = 64
 MAX_MODEL_LEN = 64
@@ -143,7 +144,10 @@ async def engine(
     rank = _Rank(control_port, scheduler, model, sizes, tokenizer.file)
     rank.start()
     chat_format = V4Format(thinks_by_default=tokenizer.thinks_by_default)
-    app = Server(config, frontend, tokenizer, vocab_size=VOCAB, chat_format=chat_format).app()
+    server = Server(
+        config, frontend, tokenizer, vocab_size=VOCAB, chat_format=chat_format, image_token_id=IMAGE_TOKEN_ID
+    )
+    app = server.app()
     client = TestClient(TestServer(app, handler_cancellation=True))
     await client.start_server()
     async with asyncio.timeout(20):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.engine.server.conftest import MAX_MODEL_LEN, Harness
+from tests.engine.server.conftest import IMAGE_TOKEN_ID, MAX_MODEL_LEN, Harness
 from tests.engine.serving.toy import expected
 
 COMPLETIONS = "/v1/completions"
@@ -168,6 +168,7 @@ async def test_a_bias_and_a_penalty_reach_the_sampler(engine: Harness) -> None:
         (COMPLETIONS, {"prompt": 5}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [1, "a"]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [True]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [20, IMAGE_TOKEN_ID]}, 400, "prompt", None),
         (COMPLETIONS, {"temperature": -0.1}, 400, "temperature", None),
         (COMPLETIONS, {"temperature": True}, 400, "temperature", None),
         (COMPLETIONS, {"top_p": 0}, 400, "top_p", None),

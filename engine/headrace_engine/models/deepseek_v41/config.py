@@ -138,6 +138,7 @@ def describe(config: Mapping[str, Any], generation_config: Mapping[str, Any]) ->
         block_multiple=parsed.block_multiple,
         num_experts=parsed.num_experts,
         dtype=parsed.dtype,
+        image_token_id=parsed.image_token_id,
     )
 
 
