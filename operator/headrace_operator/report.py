@@ -11,12 +11,11 @@ from headrace_operator.api_status import Status
 def status_table(body: Mapping[str, Any]) -> str:
     """Roles, conditions and rebuilt groups as aligned columns; ends with a line break."""
     status = Status.model_validate(body.get("status") or {})
-    wanted = {role["name"]: role.get("replicas", 1) for role in body["spec"]["roles"]}
     topology = status.summary.topology if status.summary else ""
     parts = [f"{body['metadata']['name']}  {topology}".rstrip()]
     roles: list[tuple[str, ...]] = [("ROLE", "WANTED", "GROUPS", "READY", "UPDATED", "REVISION")]
     roles += [
-        (r.name, str(wanted.get(r.name, 0)), str(r.groups), str(r.ready_groups), str(r.updated_groups), r.revision)
+        (r.name, str(r.replicas or 0), str(r.groups), str(r.ready_groups), str(r.updated_groups), r.revision)
         for r in status.roles
     ]
     parts.append(_aligned(roles))

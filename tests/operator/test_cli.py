@@ -122,6 +122,15 @@ def test_status_shows_roles_conditions_and_failures() -> None:
     assert "    no memory" in table
 
 
+def test_status_tells_the_count_that_a_scaler_asks_for() -> None:
+    external = {"spec.scaling": {"mode": "External"}}
+    cluster = FakeCluster()
+    cluster.settle(stored(external))
+    cluster.objects["DisaggRoleScaler", "demo-decode"]["spec"]["replicas"] = 3
+    cluster.run(stored(external))
+    assert "decode   3       1       1" in status_table({**resource(external), "status": as_applied(cluster.status)})
+
+
 def test_status_calls_a_replacement_no_failure() -> None:
     cluster = FakeCluster()
     cluster.settle(stored())
