@@ -31,6 +31,7 @@ from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, controller_uid, observe
+from headrace_operator.pace import Pace
 from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
 from headrace_operator.progress import seconds_left
@@ -73,9 +74,13 @@ class Reconciler:
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
         self._posted: dict[Key, RecentNotes] = {}
+        self._pace = Pace()
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
+        rest = self._pace.rest_seconds(key, self._clock())
+        if rest:
+            return rest
         started = time.monotonic()
         result = "error"
         try:
@@ -96,6 +101,7 @@ class Reconciler:
                 memory.pop(key, None)  # garbage collection does the rest
             metrics.DEPLOYMENTS.forget(*key)
             self._inventory.forget(key)
+            self._pace.forget(key)
             return None
         objects = self._store.children(key)
         now = self._clock()
@@ -115,12 +121,14 @@ class Reconciler:
             if await self._write_status(raw, status, expected):
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
-        observed = observe(key.name, deployment.metadata.uid, objects)
+        with self._pace.thinking(key, len(objects), now):
+            observed = observe(key.name, deployment.metadata.uid, objects)
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         observed = await self._ask_engines(observed)
         generation = deployment.metadata.generation
-        decided = self._decide(key, deployment, observed, before, now)
+        with self._pace.thinking(key, len(objects), now):
+            decided = self._decide(key, deployment, observed, before, now)
         if decided is None:
             return None  # the inventory has it looked at again
         decision, pause = self._rationed(key, decided, generation, now)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ from tests.bench.prometheus import Samples, samples_of
 from tests.bench.report import Cell, Results, machine, table
 
 OURS, PEER = "headrace", "Deployment"
-NAMESPACE = "operator-bench"
+NAMESPACE = f"operator-bench-{os.getpid()}"  # what an interrupted run left is not counted
 LABEL = "operator-bench"
 LIMIT_SECONDS = 300.0
 NUM_NODES = 72
@@ -165,9 +166,7 @@ def prepare() -> Cluster:
         subprocess.run([sys.executable, script, "kwok", "up", str(NUM_NODES)], check=True, stdout=subprocess.PIPE)
     elif not cluster.list("nodes", SELECTOR):
         raise SystemExit(f"this cluster has no pretended nodes: it needs some with the label {SELECTOR}")
-    existing = cluster.get("namespace", NAMESPACE)
-    if existing is None:
-        cluster.kubectl("create", "namespace", NAMESPACE)
+    cluster.kubectl("create", "namespace", NAMESPACE)
     return cluster
 
 

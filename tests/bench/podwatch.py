@@ -1,32 +1,37 @@
-"""Following pods through `kubectl get --watch`: how many there are, how many are Ready, and when that became so."""
+"""Following pods through a watch: how many there are, how many are Ready, and when that became so."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from e2e.support.cluster import Cluster
 
-_COLUMNS = 'custom-columns=NAME:.metadata.name,READY:.status.conditions[?(@.type=="Ready")].status'
+_WATCH_SECONDS = 3600
 
 
 class Tally:
-    """Pods by name, from lines `EVENT NAME READY` of kubectl."""
+    """Pods by name, from the lines of a watch (JSON events of the API server)."""
 
     def __init__(self) -> None:
         self.is_ready: dict[str, bool] = {}
         self.num_ready = 0
 
     def take(self, line: str) -> None:
-        event, name, *rest = line.split()
-        if event == "DELETED":
+        event = json.loads(line)
+        kind, pod = event["type"], event["object"]
+        name = pod["metadata"].get("name", "")
+        if kind == "DELETED":
             self.num_ready -= self.is_ready.pop(name, False)
-        elif event in ("ADDED", "MODIFIED"):
-            ready = rest == ["True"]
+        elif kind in ("ADDED", "MODIFIED"):
+            conditions = pod["status"].get("conditions") or ()
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
             self.num_ready += ready - self.is_ready.get(name, False)
             self.is_ready[name] = ready
 
@@ -35,13 +40,13 @@ class PodWatch:
     """A watch as a context manager; waiting returns the time (monotonic seconds) of the event that ended it."""
 
     def __init__(self, cluster: Cluster, namespace: str, selector: str) -> None:
-        self._command = [
-            cluster.kubectl_path, "get", "pods", "-n", namespace, "-l", selector, "--watch", "--output-watch-events",
-            "--no-headers", "-o", _COLUMNS, "--kubeconfig", str(cluster.kubeconfig),
-        ]  # fmt: skip
+        query = urllib.parse.urlencode({"watch": "true", "labelSelector": selector, "timeoutSeconds": _WATCH_SECONDS})
+        path = f"/api/v1/namespaces/{namespace}/pods?{query}"
+        self._command = [cluster.kubectl_path, "get", "--raw", path, "--kubeconfig", str(cluster.kubeconfig)]
         self._tally = Tally()
         self._changed = threading.Condition()
-        self._time = 0.0
+        self._time = time.monotonic()
+        self._has_ended = False
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -63,6 +68,9 @@ class PodWatch:
                 self._tally.take(line)
                 self._time = time.monotonic()
                 self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def wait_count(self, count: int, limit_seconds: float) -> float:
         """Until exactly `count` pods exist."""
@@ -74,7 +82,7 @@ class PodWatch:
 
     def _wait(self, holds: Callable[[], bool], what: str, limit_seconds: float) -> float:
         with self._changed:
-            if not self._changed.wait_for(holds, limit_seconds):
+            if not self._changed.wait_for(lambda: holds() or self._has_ended, limit_seconds) or not holds():
                 tally = f"{len(self._tally.is_ready)} pods, {self._tally.num_ready} ready"
-                raise TimeoutError(f"{what}: not within {limit_seconds:.0f} s; there are {tally}")
+                raise TimeoutError(f"{what}: not within {limit_seconds:.0f} s, or the watch ended; there are {tally}")
             return self._time

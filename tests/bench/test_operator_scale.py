@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.bench.operator_scale import SHAPES, Shape, costs, deployments, disagg_deployments
 from tests.bench.podwatch import Tally
@@ -21,14 +23,24 @@ def test_both_sides_make_the_same_number_of_pods(shape: Shape) -> None:
     assert ours == theirs == 1000
 
 
+def event(kind: str, name: str, ready: str) -> str:
+    """A line of a watch."""
+    conditions = [{"type": "Ready", "status": ready}] if ready else []
+    pod = {"metadata": {"name": name} if name else {}, "status": {"conditions": conditions}}
+    return json.dumps({"type": kind, "object": pod})
+
+
 def test_pods_are_counted_from_events() -> None:
     tally = Tally()
-    for line in ("ADDED a <none>", "ADDED b <none>", "MODIFIED a True", "MODIFIED a True", "DELETED b <none>"):
-        tally.take(line)
+    for kind, name, ready in (
+        ("ADDED", "a", ""), ("ADDED", "b", "False"), ("MODIFIED", "a", "True"), ("MODIFIED", "a", "True"),
+        ("DELETED", "b", "False"), ("BOOKMARK", "", ""),
+    ):  # fmt: skip
+        tally.take(event(kind, name, ready))
     assert (len(tally.is_ready), tally.num_ready) == (1, 1)
-    tally.take("MODIFIED a False")
+    tally.take(event("MODIFIED", "a", "False"))
     assert tally.num_ready == 0
-    tally.take("DELETED a False")
+    tally.take(event("DELETED", "a", "False"))
     assert (len(tally.is_ready), tally.num_ready) == (0, 0)
 
 

@@ -259,3 +259,19 @@ async def test_a_corrupt_status_is_computed_anew() -> None:
     await subject.reconcile(KEY)
     assert server.raw["status"]["roles"] == good["roles"]
     assert server.condition(names.READY)["status"] == "True"
+
+
+async def test_events_of_a_large_deployment_share_a_pass() -> None:
+    server = FakeServer({"spec.roles.0.replicas": 120})
+    now = 100.0
+    inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
+    subject = Reconciler(server, server, inventory, DEFAULTS, clock=lambda: now)  # type: ignore[arg-type]
+    for _ in range(2):  # nothing is there at the first, 120 pods at the second
+        assert await subject.reconcile(KEY) is None
+    server.calls.clear()
+    assert await subject.reconcile(KEY) is not None
+    assert server.calls == []
+    now += 1.0
+    server.world.make_all_ready()
+    await subject.reconcile(KEY)
+    assert "status" in server.calls
