@@ -2,14 +2,12 @@
 
 Writes are server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
 dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
-It is longer than others so that it stays the only one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +20,9 @@ from kubernetes.aio.dynamic.client import DynamicClient
 from kubernetes.aio.dynamic.resource import Resource
 
 from headrace_operator import metrics, names
-from headrace_operator.workqueue import ExpectedError
+from headrace_operator.cluster_errors import ClusterError, Gone, NameTaken, Refused, WatchExpired, error_of
+
+__all__ = ["Cluster", "ClusterError", "NameTaken", "Refused", "WatchExpired", "connect"]
 
 Body = dict[str, Any]
 
@@ -50,22 +50,6 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
 CHILD_KINDS = tuple(kind for kind in RESOURCES if kind != names.KIND)
 _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
-
-
-class ClusterError(ExpectedError):
-    """The API server could not be asked, or failed: worth a retry."""
-
-
-class Refused(ClusterError):
-    """The API server said no to this very object (quota, permission, validation): a retry alone changes nothing."""
-
-
-class NameTaken(Refused):
-    """An object of that name exists and belongs to someone else."""
-
-
-class WatchExpired(ClusterError):
-    """The watch fell too far behind, and must begin with a new list."""
 
 
 class Cluster:
@@ -131,7 +115,7 @@ class Cluster:
                 field_manager=names.MANAGER,
                 force_conflicts=True,
             )
-        except _Gone:
+        except Gone:
             return None
 
     async def set_gate(self, namespace: str, name: str, uid: str, condition: Body) -> Body | None:
@@ -153,20 +137,20 @@ class Cluster:
                 field_manager=names.MANAGER,
                 force_conflicts=True,
             )
-        except _Gone:
+        except Gone:
             return None
 
     async def get(self, kind: str, namespace: str, name: str) -> Body | None:
         try:
             return await self._call("get", kind, "get", name=name, namespace=namespace)
-        except _Gone:
+        except Gone:
             return None
 
     async def get_node(self, name: str) -> Body | None:
         """A node; None if it is gone. Raises Refused where the operator may not read nodes."""
         try:
             return await self._call("get", "Node", "get", name=name)
-        except _Gone:
+        except Gone:
             return None
 
     async def list_children(self, kind: str, namespace: str | None, deployment: str = "") -> list[Body]:
@@ -217,7 +201,7 @@ class Cluster:
             options["gracePeriodSeconds"] = grace_seconds
         try:
             return await self._call("delete", kind, "delete", name=name, namespace=namespace, body=options)
-        except _Gone:
+        except Gone:
             return None
 
     async def create_event(self, event: Body) -> None:
@@ -228,7 +212,7 @@ class Cluster:
         """Whether the API server knows this resource of ours yet."""
         try:
             await self._call("list", kind, "get", namespace=namespace, limit=1)
-        except _Gone:
+        except Gone:
             return False
         return True
 
@@ -276,30 +260,9 @@ class Cluster:
         )
 
 
-class _Gone(ClusterError):
-    """404, or a precondition on the uid that no longer holds."""
-
-
 def _translated(error: ApiException, verb: str, kind: str, arguments: Body) -> ClusterError:
     name = arguments.get("name") or (arguments.get("body") or {}).get("metadata", {}).get("name", "")
-    message = f"{verb} {kind} {name}: {_status_message(error)}"
-    if error.status == 410:
-        return WatchExpired(message)
-    if error.status == 404 and verb in ("get", "delete", "apply_status", "list"):
-        return _Gone(message)
-    if error.status == 409 and verb in ("delete", "apply_status"):
-        return _Gone(message)
-    if error.status is not None and 400 <= error.status < 500 and error.status not in (408, 409, 429):
-        return Refused(message)
-    return ClusterError(message)
-
-
-def _status_message(error: ApiException) -> str:
-    """The sentence of the API server's Status object, or what there is instead."""
-    try:
-        return str(json.loads(error.body or "")["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.status} {error.reason}"
+    return error_of(error.status, error.body, error.reason, verb, f"{kind} {name}")
 
 
 @asynccontextmanager

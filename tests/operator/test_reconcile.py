@@ -12,6 +12,7 @@ from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 from headrace_operator import names
 from headrace_operator.cluster import ClusterError, Refused
 from headrace_operator.inventory import Inventory
+from headrace_operator.pace import MAX_REST_SECONDS
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
 from headrace_operator.workqueue import Key
@@ -267,9 +268,11 @@ async def test_events_of_a_large_deployment_share_a_pass() -> None:
     inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
     subject = Reconciler(server, server, inventory, DEFAULTS, clock=lambda: now)  # type: ignore[arg-type]
     for _ in range(2):  # nothing is there at the first, 120 pods at the second
-        assert await subject.reconcile(KEY) is None
+        await subject.reconcile(KEY)
     server.calls.clear()
-    assert await subject.reconcile(KEY) is not None
+    rest = await subject.reconcile(KEY)
+    assert rest is not None
+    assert 0 < rest <= MAX_REST_SECONDS
     assert server.calls == []
     now += 1.0
     server.world.make_all_ready()

@@ -14,6 +14,7 @@ import headrace_operator
 PACKAGE = Path(headrace_operator.__file__).parent
 # Modules that decide: data in, data out.
 PURE = [
+    "cluster_errors",
     "api",
     "api_engine",
     "api_failure",

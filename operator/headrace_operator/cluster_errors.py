@@ -1,0 +1,49 @@
+"""What can go wrong with a request to the API server, and what each answer of it means. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from headrace_operator.workqueue import ExpectedError
+
+
+class ClusterError(ExpectedError):
+    """The API server could not be asked, or failed: worth a retry."""
+
+
+class Refused(ClusterError):
+    """The API server said no to this very object (quota, permission, validation): a retry alone changes nothing."""
+
+
+class NameTaken(Refused):
+    """An object of that name exists and belongs to someone else."""
+
+
+class WatchExpired(ClusterError):
+    """The watch fell too far behind, and must begin with a new list."""
+
+
+class Gone(ClusterError):
+    """404, or a precondition on the uid that no longer holds."""
+
+
+def error_of(status: int | None, body: str | None, reason: str | None, verb: str, what: str) -> ClusterError:
+    """The error that an HTTP answer with this status, body and reason phrase stands for; `what` was asked for."""
+    message = f"{verb} {what}: {_sentence(body) or f'{status} {reason}'}"
+    if status == 410:
+        return WatchExpired(message)
+    if status == 404 and verb in ("get", "delete", "apply_status", "list"):
+        return Gone(message)
+    if status == 409 and verb in ("delete", "apply_status"):
+        return Gone(message)
+    if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
+        return Refused(message)
+    return ClusterError(message)
+
+
+def _sentence(body: str | None) -> str:
+    """The sentence of a Status object; empty if the body is something else, as a proxy's."""
+    try:
+        return str(json.loads(body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return ""
