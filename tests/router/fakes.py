@@ -61,6 +61,7 @@ class FakeEngine:
         self.faults: deque[str] = deque()
         self.always: str | None = None  # a fault of every leg
         self.fingerprint = "F1"
+        self.tells_fingerprint = False  # in /state
         self.tokens = ["a", "b", "c"]
         self.token_seconds = 0.0
         self.may_send: asyncio.Semaphore | None = None  # one token for each release
@@ -79,6 +80,7 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/state", self._state)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
@@ -92,6 +94,11 @@ class FakeEngine:
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready else 503)
+
+    async def _state(self, _: web.Request) -> web.Response:
+        if not self.tells_fingerprint:
+            return web.Response(status=404)
+        return web.json_response({"role": self.role, "fingerprint": self.fingerprint})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
@@ -262,12 +269,19 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    num_prefill: int = 1, num_decode: int = 1, num_unified: int = 0, limits: Limits = QUICK
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_unified: int = 0,
+    limits: Limits = QUICK,
+    fingerprints: dict[Role, list[str]] | None = None,
 ) -> AsyncIterator[Rig]:
-    """A ready router in front of so many fakes; all of it is gone afterwards."""
+    """A ready router in front of so many fakes; all of it is gone afterwards. With `fingerprints` they tell them."""
     wire = Wire()
     counts = {Role.PREFILL: num_prefill, Role.DECODE: num_decode, Role.UNIFIED: num_unified}
     fakes = {role: [FakeEngine(role, wire) for _ in range(count)] for role, count in counts.items()}
+    for role, told in (fingerprints or {}).items():
+        for engine, fingerprint in zip(fakes[role], told, strict=True):
+            engine.fingerprint, engine.tells_fingerprint = fingerprint, True
     async with AsyncExitStack() as stack:
         for engine in (engine for group in fakes.values() for engine in group):
             await engine.start()

@@ -81,6 +81,18 @@ def test_a_failure_is_no_news_of_a_group_that_has_answered_another_leg_since():
     assert fleet.snapshot()["decode"][0]["connection_failures"] == 1
 
 
+def test_a_known_fingerprint_decides_without_a_refusal():
+    fleet = Fleet()
+    fleet.replace([endpoint("a", Role.PREFILL)])
+    next(fleet.groups(Role.PREFILL)).fingerprint = "F2"
+    with pytest.raises(NoGroup, match="fingerprint"):
+        fleet.dispatch(Role.PREFILL, fingerprint="F1")
+    fleet.dispatch(Role.PREFILL, fingerprint="F2")
+    fleet.set_ready(Role.PREFILL, "http://a:8000", False)
+    fleet.set_ready(Role.PREFILL, "http://a:8000", True)  # perhaps another engine
+    fleet.dispatch(Role.PREFILL, fingerprint="F1")
+
+
 def test_a_refused_fingerprint_is_remembered_for_a_while():
     clock = Clock()
     fleet = Fleet(clock)

@@ -41,6 +41,13 @@ CHOICES = {
     "not one that cools down": ([group("a", 0, circuit=OPEN), group("b", 5)], {}, "b"),
     "one that has cooled down, on trial": ([group("a", 0, circuit=COOLED), group("b", 5)], {}, "a"),
     "not one whose trial is under way": ([group("a", 1, circuit=COOLED, on_trial=True), group("b", 5)], {}, "b"),
+    "one that has a partner": ([group("a", 0, unpaired=True), group("b", 5)], {}, "b"),
+    "one that has a partner, even if it took part in a failure": (
+        [group("a", 0, unpaired=True), group("b", 5)],
+        {"avoid": {"b"}},
+        "b",
+    ),
+    "one without a partner if there is no other": ([group("a", 0, unpaired=True)], {}, "a"),
     "not one of another fingerprint": ([group("a", 0, refuses=True), group("b", 5)], {}, "b"),
 }
 
@@ -107,6 +114,7 @@ candidates_strategy = st.lists(
         circuit=st.builds(Circuit, st.integers(1, 3), st.floats(NOW - 5, NOW + 5)) | st.just(CLOSED),
         on_trial=st.booleans(),
         refuses=st.booleans(),
+        unpaired=st.booleans(),
     ),
     unique_by=lambda candidate: candidate.name,
     max_size=6,
@@ -123,7 +131,9 @@ def test_what_is_chosen_is_always_usable_and_no_usable_group_is_ever_passed_over
     names = {c.name for c in candidates if usable(c)}
     if isinstance(answer, Choice):
         assert answer.name in names
-        assert answer.name not in avoid or names <= avoid
+        paired = {c.name for c in candidates if usable(c) and not c.unpaired} or names
+        assert answer.name in paired
+        assert answer.name not in avoid or paired <= avoid
     else:
         assert not names
         assert answer.reason

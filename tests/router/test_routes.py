@@ -68,6 +68,7 @@ async def test_state_shows_groups_with_their_load():
                 "name": r.decode[0].url,
                 "url": r.decode[0].url,
                 "ready": True,
+                "fingerprint": "",
                 "in_flight": 1,
                 "connection_failures": 0,
                 "cool_down_seconds": 0.0,

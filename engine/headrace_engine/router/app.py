@@ -14,6 +14,7 @@ from aiohttp import web
 from headrace_engine.router import headers
 from headrace_engine.router.config import Limits
 from headrace_engine.router.engines import Engines
+from headrace_engine.router.fingerprints import FingerprintLearner
 from headrace_engine.router.fleet import Fleet
 from headrace_engine.router.metrics import CONTENT_TYPE, Metrics
 from headrace_engine.router.relay import Relay
@@ -47,7 +48,7 @@ class Router:
         self.relay = Relay(self.fleet, self.engines, limits, self.metrics)
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
-        self._source: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int, source: Source) -> int:
         """Listen and follow `source`; returns the port, which is chosen if `port` is 0. Raises OSError."""
@@ -58,8 +59,11 @@ class Router:
         await runner.setup()
         self._site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)
         await self._site.start()
-        self._source = asyncio.create_task(source.run())
-        self._source.add_done_callback(_report_end)
+        learner = FingerprintLearner(self.fleet, self.engines)
+        for work in (source.run(), learner.run()):
+            task = asyncio.create_task(work)
+            task.add_done_callback(_report_end)
+            self._tasks.append(task)
         bound: int = runner.addresses[0][1]
         return bound
 
@@ -79,9 +83,9 @@ class Router:
         """Close everything now; requests still in flight are cancelled."""
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._source is not None:
-            self._source.cancel()
-            await asyncio.gather(self._source, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.engines.close()
 
     def _application(self) -> web.Application:
@@ -194,6 +198,6 @@ def _respond(reply: Reply) -> web.Response:
     return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
 
 
-def _report_end(source: asyncio.Task[None]) -> None:
-    if not source.cancelled() and (error := source.exception()) is not None:
-        logger.error("the source of endpoints has ended; the last known ones stay", exc_info=error)
+def _report_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the groups are followed no more; the last known ones stay", exc_info=error)

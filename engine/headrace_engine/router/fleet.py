@@ -47,6 +47,7 @@ class Group:
         self.on_trial = False
         self.num_answers = 0  # legs that it has begun to answer
         self.last_turn = 0  # the fleet's turn in which it was chosen last
+        self.fingerprint = ""  # of its KV cache, as it says itself; empty: it has not said
         self._refused_until: dict[str, float] = {}  # KV fingerprint -> monotonic seconds
 
     @property
@@ -63,8 +64,14 @@ class Group:
             self._refused_until.pop(next(iter(self._refused_until)))
         self._refused_until[fingerprint] = now + REFUSAL_MEMORY_SECONDS
 
-    def candidate(self, now: float, fingerprint: str | None) -> Candidate:
-        refuses = fingerprint is not None and now < self._refused_until.get(fingerprint, 0.0)
+    def may_pair_with(self, fingerprints: Collection[str]) -> bool:
+        """Whether one of these, of which an empty one may be any, is or may be this group's."""
+        return not self.fingerprint or "" in fingerprints or self.fingerprint in fingerprints
+
+    def candidate(self, now: float, fingerprint: str | None, unpaired: bool = False) -> Candidate:
+        refuses = fingerprint is not None and (
+            (self.fingerprint not in ("", fingerprint)) or now < self._refused_until.get(fingerprint, 0.0)
+        )
         return Candidate(
             self.url,
             num_live=self.num_live,
@@ -73,6 +80,7 @@ class Group:
             circuit=self.circuit,
             on_trial=self.on_trial,
             refuses=refuses,
+            unpaired=unpaired,
         )
 
 
@@ -148,6 +156,8 @@ class Fleet:
         group = self._groups[role].get(url)
         if group is not None:
             group.endpoint = replace(group.endpoint, ready=ready)
+            if not ready:
+                group.fingerprint = ""  # what comes back may be another engine
 
     def check(self, role: Role, *, tried: Collection[str] = ()) -> None:
         """Raise NoGroup if no group of `role` could be dispatched to now."""
@@ -169,11 +179,19 @@ class Fleet:
 
     def _choose(self, role: Role, tried: Collection[str], avoid: Collection[str], fingerprint: str | None) -> str:
         now = self._clock()
-        candidates = [group.candidate(now, fingerprint) for group in self._groups[role].values()]
+        partners = self._partners() if role is Role.DECODE else {""}
+        candidates = [
+            group.candidate(now, fingerprint, unpaired=not group.may_pair_with(partners))
+            for group in self._groups[role].values()
+        ]
         choice = choose(candidates, now=now, tried=tried, avoid=avoid)
         if not isinstance(choice, Choice):
             raise NoGroup(role, choice)
         return choice.name
+
+    def _partners(self) -> set[str]:
+        """KV fingerprints of the ready prefill groups; empty ones may be any."""
+        return {group.fingerprint for group in self._groups[Role.PREFILL].values() if group.endpoint.ready}
 
     def groups(self, role: Role | None = None) -> Iterator[Group]:
         for each in Role if role is None else (role,):
@@ -203,6 +221,7 @@ def _describe(group: Group, now: float) -> dict[str, Any]:
         "name": group.name,
         "url": group.url,
         "ready": group.endpoint.ready,
+        "fingerprint": group.fingerprint,
         "in_flight": group.num_live,
         "connection_failures": group.circuit.num_failures,
         "cool_down_seconds": round(max(0.0, group.circuit.open_until - now), 3),

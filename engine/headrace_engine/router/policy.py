@@ -46,6 +46,7 @@ class Candidate:
     last_turn: when it was chosen last, counted in choices; the smallest goes first among equals.
     on_trial: the one request that a group gets after a cool-down is under way.
     refuses: the group has told that it cannot take this request's KV (another KV fingerprint).
+    unpaired: a decode group whose KV fingerprint no ready prefill group has; chosen only when no other is left.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Candidate:
     circuit: Circuit = CLOSED
     on_trial: bool = False
     refuses: bool = False
+    unpaired: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def choose(
     usable = [c for c in candidates if _obstacle(c, now, tried) is None]
     if not usable:
         return _explain(candidates, now, tried)
-    preferred = [c for c in usable if c.name not in avoid] or usable
+    paired = [c for c in usable if not c.unpaired] or usable
+    preferred = [c for c in paired if c.name not in avoid] or paired
     return Choice(min(preferred, key=lambda c: (c.num_live, c.last_turn, c.name)).name)
 
 
