@@ -20,6 +20,8 @@ from typing import Any
 from headrace_engine.chat.prompt import DSML, Prompt
 from headrace_engine.chat.texts import tools_section
 
+GAP = "\n\n"  # between an answer's text and its calls
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -47,7 +49,7 @@ class Dialect:
 
     def write_calls(self, prompt: Prompt, calls: Sequence[ToolCall]) -> None:
         """A block of calls, as the model writes it behind its answer."""
-        prompt.text("\n\n")
+        prompt.text(GAP)
         self._open(prompt, self.calls)
         prompt.text(">\n")
         for call in calls:

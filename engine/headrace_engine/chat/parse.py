@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace_engine.chat.arguments import ArgumentsWriter
+from headrace_engine.chat.dsml import GAP
 from headrace_engine.chat.tags import Tag, TagScanner
-
-_GAP = "\n\n"  # what the formats write between the answer and its calls
 
 Tools = Mapping[str, frozenset[str] | None]  # tool -> names of its parameters, None if it has no schema
 
@@ -102,7 +101,7 @@ class AnswerParser:
         elif self._state in (_State.REASONING, _State.CONTENT):
             if self._tools is not None:
                 text = self._gap + text
-                self._gap = text[len(text.rstrip("\n")) :][-len(_GAP) :]
+                self._gap = text[len(text.rstrip("\n")) :][-len(GAP) :]
                 text = text[: len(text) - len(self._gap)]
             self._emit(text, out)
 
@@ -121,7 +120,7 @@ class AnswerParser:
         is_reasoning = self._state is _State.REASONING
         opens_block = tag.kind == "calls" or (tag.kind == "invoke" and not is_reasoning)
         if opens_block and not tag.is_closing:
-            if self._gap != _GAP:
+            if self._gap != GAP:
                 self._release_gap(out)
             self._gap = ""
             self._state = _State.BLOCK

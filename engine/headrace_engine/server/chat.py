@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from headrace_engine.chat.errors import ChatError
+from headrace_engine.chat.forced import calls_grammar
 from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.chat.messages import read_functions, read_turns, with_tools
 from headrace_engine.chat.parse import AnswerParser, Tools, tools_of
 from headrace_engine.chat.prompt import END_THINK, THINK, Marker
-from headrace_engine.server.errors import ApiError, bad_request
+from headrace_engine.server.errors import bad_request
 from headrace_engine.server.schema import ChatBody
 
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """pieces: the prompt (see chat/prompt.py). tools: those that the model may call, None if there are none."""
+    """pieces: the prompt (see chat/prompt.py). tools: those that the model may call, None if there are none.
+
+    max_calls: None: any number.
+    """
 
     pieces: list[str]
     is_thinking: bool
     tools: Tools | None
     max_calls: int | None
+    forced: str | None = None  # grammar of the calls that the request insists on, in Lark's notation
 
     def parser(self) -> AnswerParser:
         """For one answer."""
@@ -29,15 +35,15 @@ class ChatPlan:
 
 def plan_chat(body: ChatBody, chat_format: ChatFormat) -> ChatPlan:
     """Raises ApiError (400)."""
-    uses_tools = _uses_tools(body)
+    choice = _read_choice(body)
     try:
         functions = read_functions(body.tools or [])
         turns = read_turns(body.messages)
-        if uses_tools:
-            turns = with_tools(turns, functions)
-        else:
+        if choice == "none":
             for turn in turns:
                 turn.functions = []
+        else:
+            turns = with_tools(turns, functions)
         options = chat_format.options(body.reasoning_effort, body.chat_template_kwargs)
         pieces = chat_format.render(turns, options)
     except ChatError as error:
@@ -47,21 +53,37 @@ def plan_chat(body: ChatBody, chat_format: ChatFormat) -> ChatPlan:
         message = f"messages[{index}]: there is nothing to answer behind a message of role {body.messages[-1]['role']}"
         raise bad_request(message, f"messages[{index}]")
     offered = [function for turn in turns for function in turn.functions]
-    max_calls = 1 if body.parallel_tool_calls is False else None
-    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls)
+    max_calls = 1 if body.parallel_tool_calls is False or isinstance(choice, Named) else None
+    forced = None
+    if choice == "required" or isinstance(choice, Named):
+        forced = calls_grammar(chat_format.dialect, _forced_functions(choice, offered), max_calls)
+    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls, forced)
 
 
-def _uses_tools(body: ChatBody) -> bool:
-    """Whether the model is told of tools. tool_choice "none" leaves them out of the prompt: none can be called."""
+@dataclass(frozen=True)
+class Named:
+    """The one function that a request wants to be called."""
+
+    name: str
+
+
+def _read_choice(body: ChatBody) -> str | Named:
+    """tool_choice. "none" leaves the tools out of the prompt: the model cannot call what it does not know."""
     choice = body.tool_choice
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
-    if choice == "required" or isinstance(choice, dict):
-        raise _refused(f"tool_choice={choice!r} is not supported: a call cannot be forced. Use auto or none")
-    raise _refused(f"tool_choice={choice!r} is neither auto nor none")
+    if choice is None:
+        return "auto"
+    if choice in ("auto", "none", "required"):
+        return str(choice)
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        message = f'tool_choice={choice!r} is none of auto, none, required, {{"type": "function", "function": {{...}}}}'
+        raise bad_request(message, "tool_choice", "unsupported_value")
+    return Named(function["name"])
 
 
-def _refused(message: str) -> ApiError:
-    return bad_request(message, "tool_choice", "unsupported_value")
+def _forced_functions(choice: str | Named, offered: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    wanted = [function for function in offered if not isinstance(choice, Named) or function["name"] == choice.name]
+    if not wanted:
+        what = f"a function {choice.name!r}" if isinstance(choice, Named) else "a function"
+        raise bad_request(f"tool_choice wants {what}, and tools have none", "tool_choice")
+    return wanted

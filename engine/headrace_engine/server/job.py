@@ -11,6 +11,7 @@ from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.chat.prompt import END_THINK
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
+from headrace_engine.sampling.grammar import of_grammar
 from headrace_engine.server.answers import Format
 from headrace_engine.server.chat import ChatPlan, plan_chat
 from headrace_engine.server.errors import ApiError, bad_request
@@ -175,12 +176,13 @@ async def _grammar(
 ) -> tuple[str | None, int | None]:
     """What the answer must follow, and the token behind which that begins. Prefill generates nothing: no grammar."""
     grammar = None if leg is Leg.PREFILL else await grammars.grammar_of(body)
-    if grammar is None or chat is None:
-        return grammar, None
-    if chat.tools is not None:
+    if grammar is None and chat is not None and chat.forced is not None and leg is not Leg.PREFILL:
+        grammar = await grammars.accept(of_grammar(chat.forced), "tools", body)
+    elif grammar is not None and chat is not None and chat.tools is not None:
         message = "a grammar (response_format, structured_outputs) leaves no room for calls; send tool_choice none"
         raise bad_request(message, "tools", "unsupported_value")
-    return grammar, tokenizer.marker_id(END_THINK) if chat.is_thinking else None
+    is_thinking = chat is not None and chat.is_thinking
+    return grammar, tokenizer.marker_id(END_THINK) if grammar is not None and is_thinking else None
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:

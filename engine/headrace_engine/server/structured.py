@@ -37,7 +37,10 @@ class GrammarDoor:
         made = _grammar_and_field(body)
         if made is None:
             return None
-        text, field = made
+        return await self.accept(*made, body)
+
+    async def accept(self, text: str, field: str, body: CommonBody) -> str:
+        """The grammar, once it has compiled; `field` is where it is from. Raises ApiError."""
         if len(text.encode()) > MAX_GRAMMAR_BYTES:
             raise bad_request(f"{field} is larger than {MAX_GRAMMAR_BYTES >> 10} KiB", field, "invalid_value")
         if body.min_tokens or body.ignore_eos:

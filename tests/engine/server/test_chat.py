@@ -188,8 +188,28 @@ async def test_tokens_without_text_make_no_chunks(client: AsyncOpenAI) -> None:
 
 async def test_refusals_are_the_clients_own_exceptions(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await ask(client, [user("Hi")], tools=TOOLS, tool_choice="required")
+        await ask(client, [user("Hi")], tools=TOOLS, tool_choice="clock")
     assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_value")
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wrong"}}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, [user("Hi")], tools=[broken], tool_choice="required")
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("scripts", [["No.</think>I call nothing."]])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stop_all"}}])
+async def test_a_call_that_the_request_insists_on(client: AsyncOpenAI, choice: Any) -> None:
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "stop_all", "parameters": parameters}}
+    tools = [tool] if choice == "required" else [*TOOLS, tool]
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    for effort in ("low", "none"):
+        answer = await ask(client, [user("Hi")], reasoning_effort=effort, **fields)
+        (call,) = answer.choices[0].message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("stop_all", "{}")
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.content is None
+        assert (answer.choices[0].message.model_extra.get("reasoning_content") == "No.") is (effort == "low")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +220,9 @@ async def test_refusals_are_the_clients_own_exceptions(client: AsyncOpenAI) -> N
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "clock"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "clock"}, "tool_choice"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"thinking": "on"}}, "chat_template_kwargs"),

@@ -1,0 +1,143 @@
+"""Calls that are forced: the grammar takes what the formats write, and nothing that the tools' schemas do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.engine.chat.conversations import assistant, call, user
+from tests.engine.chat.test_parse import read, talker
+
+from headrace_engine.chat.dsml import V4_DIALECT, V41_DIALECT
+from headrace_engine.chat.forced import calls_grammar
+from headrace_engine.chat.formats import ChatFormat, V4Format, V41Format
+from headrace_engine.chat.messages import read_turns
+from headrace_engine.chat.options import ChatOptions
+from headrace_engine.chat.prompt import ASSISTANT, END_THINK, EOS
+from headrace_engine.models.deepseek_v4.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from headrace_engine.sampling.grammar import GrammarCompiler, GrammarError, Guide, of_grammar
+from headrace_engine.server.tokenize import Tokenizer
+
+FORMATS: dict[str, ChatFormat] = {"v4": V4Format(), "v41": V41Format()}
+EOS_ID = 1
+PICK: dict[str, Any] = {
+    "name": "pick",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "any"},
+            "colour": {"type": "string", "enum": ["red", 'a "b"']},
+            "count": {"$ref": "#/$defs/digit"},
+            "short": {"type": "string", "maxLength": 3},
+            "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["text", "count"],
+        "$defs": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
+    },
+}
+NOTHING = {"name": "nothing", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+ANYTHING = {"name": "any.thing"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, 4096)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> GrammarCompiler:
+    return GrammarCompiler(folder / "tokenizer.json", VOCAB_SIZE, [EOS_ID])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder)
+
+
+def written(family: str, calls: list[tuple[str, Any]]) -> str:
+    message = assistant("", calls=[call(name, json.dumps(arguments)) for name, arguments in calls])
+    pieces = FORMATS[family].render(read_turns([user("q"), message]), ChatOptions(is_thinking=False))
+    return "".join(pieces).rpartition(ASSISTANT + END_THINK)[2].removesuffix(EOS)
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize(
+    ("calls", "max_calls", "is_taken"),
+    [
+        ([("pick", {"text": '<a>\n"b"', "count": 3})], None, True),
+        ([("pick", {"text": "", "colour": 'a "b"', "count": 0, "flags": [True]})], None, True),
+        ([("nothing", {}), ("pick", {"text": "x", "count": 1})], None, True),
+        ([("any.thing", {"a": "b", "c": [1, {"d": None}]})], None, True),
+        ([("nothing", {}), ("nothing", {})], 1, False),
+        ([("nothing", {"a": 1})], None, False),
+        ([("other", {})], None, False),
+        ([("pick", {"text": "x"})], None, False),
+        ([("pick", {"text": "x", "count": 10})], None, False),
+        ([("pick", {"text": "x", "count": 1, "short": "abcd"})], None, False),
+        ([("pick", {"text": "x", "colour": "green", "count": 1})], None, False),
+        ([("pick", {"text": 5, "count": 1})], None, False),
+        ([], None, False),
+    ],
+)
+def test_what_formats_write_is_taken_if_the_schema_allows_it(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, family: str, calls: Any, max_calls: int | None, is_taken: bool
+) -> None:
+    dialect = FORMATS[family].dialect
+    matcher = compiler.compile(of_grammar(calls_grammar(dialect, [PICK, NOTHING, ANYTHING], max_calls)))
+    token_ids = tokenizer.encode(written(family, calls))
+    assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_taken
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_model_likes_it_makes_whole_calls(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int
+) -> None:
+    rng = random.Random(seed)
+    guide = Guide(compiler.compile(of_grammar(calls_grammar(V4_DIALECT, [PICK, NOTHING], None))), None)
+    closing = tokenizer.encode("</｜DSML｜parameter>")
+    blank = set(tokenizer.encode(" \t\r\n"))  # JSON would take it for ever
+    token_ids: list[int] = []
+    due: list[int] = []  # a model that wants nothing but chance would never close a text
+    while not token_ids or token_ids[-1] != EOS_ID:
+        words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+        assert guide.follow(token_ids, 0)
+        assert guide.allow(words)
+        allowed = [token for token in range(VOCAB_SIZE) if words[token // 32] >> (token % 32) & 1]
+        allowed = [token for token in allowed if token not in blank] or allowed
+        if not due and len(allowed) > 150 and rng.random() < 0.3:
+            due = list(closing)
+        token_ids.append(due.pop(0) if due else EOS_ID if EOS_ID in allowed else rng.choice(allowed))
+        assert token_ids[-1] in allowed
+        assert len(token_ids) < 3000, tokenizer.decode(token_ids[-500:])
+    calls = read(talker(), tokenizer.decode(token_ids)).read_calls
+    assert calls
+    for name, arguments in calls:
+        jsonschema.validate(arguments, {"pick": PICK, "nothing": NOTHING}[name]["parameters"])
+
+
+def test_a_text_with_limits_is_json(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    schema = {"properties": {"short": {"type": "string", "maxLength": 3}}}
+    grammar = of_grammar(calls_grammar(V4_DIALECT, [{"name": "f", "parameters": schema}], None))
+    for value, is_taken in (('"abc"', True), ('"abcd"', False), ("abc", False)):
+        text = written("v4", [("f", {"short": 0})]).replace(">0<", f">{value}<")
+        token_ids = tokenizer.encode(text)
+        assert (compiler.compile(grammar).try_consume_tokens(token_ids) == len(token_ids)) is is_taken
+
+
+@pytest.mark.parametrize("schema", [{"properties": []}, {"properties": {"a": True}, "required": 3}, {"required": [[]]}])
+def test_schemas_that_make_no_sense_raise_nothing_but_a_grammar_error(compiler: GrammarCompiler, schema: Any) -> None:
+    with contextlib.suppress(GrammarError):
+        compiler.compile(of_grammar(calls_grammar(V4_DIALECT, [{"name": "f", "parameters": schema}], None)))
+
+
+def test_dialects_have_their_own_tags() -> None:
+    assert "<｜DSML｜tool_calls>" in calls_grammar(V4_DIALECT, [NOTHING], None)
+    assert "<｜DSML｜ calls>" in calls_grammar(V41_DIALECT, [NOTHING], None)
