@@ -11,6 +11,7 @@ Gates stay as they are while the operator is down: what serves goes on serving.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,9 +45,16 @@ class Drains:
     wait_seconds: float | None = None
 
 
-def draining(groups: Groups) -> list[GroupKey]:
-    """Groups out of service whose engines are to be asked what they still have."""
-    return [key for key, pods in groups.items() if pods[0].gate is Gate.CLOSED and not _is_going(pods)]
+def worth_asking(groups: Groups, replicas: Mapping[str, int]) -> list[GroupKey]:
+    """Groups whose engines are to be asked what they have: those out of service, to know when they may be deleted, and
+    those in service of a role that has more of them than wanted (`replicas`), to choose which one goes."""
+    staying = {key: pods[0].gate for key, pods in groups.items() if not _is_going(pods)}
+    num_serving = Counter(key.role for key, gate in staying.items() if gate is Gate.OPEN)
+    return [
+        key
+        for key, gate in staying.items()
+        if gate is Gate.CLOSED or (gate is Gate.OPEN and num_serving[key.role] > replicas.get(key.role, 0) > 0)
+    ]
 
 
 def plan_drains(

@@ -144,6 +144,7 @@ class RoleState:
     leaving: frozenset[GroupKey] = frozenset()  # told to go for good; any other group that goes comes back
     restarts: RestartRules = RestartRules()
     retried: frozenset[GroupKey] = frozenset()  # groups whose failures are to be forgotten now
+    loads: Mapping[GroupKey, Load] = field(default_factory=dict)  # of groups that were asked
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # KV fingerprint by revision
     costs: Mapping[str, int] = field(default_factory=dict)  # GPUs (pods, where there are none) of a group by revision
 

@@ -85,6 +85,7 @@ def _role_state(
         leaving=frozenset(key_of(group) for group in status.leaving if group.role == name),
         restarts=deployment.spec.restart_policy.as_rules(deployment.metadata.uid),
         retried=frozenset(key_of(rebuild) for rebuild in noted if is_wanted(rebuild, wanted)),
+        loads={key: load for key, load in observed.loads.items() if key.role == name},
         fingerprints={revision: template.kv_fingerprint for revision, template in own.items()},
         costs={
             revision: template.parallelism.num_pods * template.resources.num_gpus for revision, template in own.items()

@@ -20,7 +20,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
 from headrace_operator.decide import Application, Decision, Defaults, decide
-from headrace_operator.drain import GateChange, draining
+from headrace_operator.drain import GateChange, worth_asking
 from headrace_operator.drift import status_has_drifted
 from headrace_operator.engines import Engines
 from headrace_operator.events import RecentNotes, event_body, summarized
@@ -36,7 +36,7 @@ from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
 from headrace_operator.progress import seconds_left
 from headrace_operator.repairs import RepairBudget
-from headrace_operator.scaling import stale_scaler_statuses
+from headrace_operator.scaling import scaled, stale_scaler_statuses
 from headrace_operator.status import as_applied, gate_condition, invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
@@ -125,7 +125,7 @@ class Reconciler:
             observed = observe(key.name, deployment.metadata.uid, objects)
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
-        observed = await self._ask_engines(observed)
+        observed = await self._ask_engines(scaled(deployment, observed, before).deployment, observed)
         generation = deployment.metadata.generation
         with self._pace.thinking(key, len(objects), now):
             decided = self._decide(key, deployment, observed, before, now)
@@ -151,9 +151,9 @@ class Reconciler:
         )
         return min((wait for wait in (decision.wait_seconds, pause, deadline) if wait), default=None)
 
-    async def _ask_engines(self, observed: Observed) -> Observed:
-        """The same with what groups that are out of service still have in flight."""
-        keys = draining(observed.groups)
+    async def _ask_engines(self, wanted: DisaggDeployment, observed: Observed) -> Observed:
+        """The same with what groups that are to go, or may be, have in flight."""
+        keys = worth_asking(observed.groups, {role.name: role.replicas for role in wanted.spec.roles})
         if not keys or self._engines is None:
             return observed
         return replace(observed, loads=await self._engines.loads({key: _leader_address(observed, key) for key in keys}))

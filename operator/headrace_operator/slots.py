@@ -46,7 +46,7 @@ def lay_out(state: RoleState, strategy: Strategy, now: float) -> Layout:
         slot, rest = _slot(index, groups, state.revision)
         slots.append(slot)
         superseded += rest
-    slots.sort(key=lambda slot: _worth(slot, state.revision))
+    slots.sort(key=lambda slot: _worth(slot, state))
     for slot in slots[state.replicas :]:
         surplus += [group for group in slot.groups if group.pods]
     slots = slots[: state.replicas]
@@ -101,12 +101,15 @@ def _reluctance(group: Group) -> tuple[bool, bool, bool, bool, str]:
     )
 
 
-def _worth(slot: Slot, wanted: str) -> tuple[bool, bool, bool, bool, int]:
-    """Slots in the order in which they are kept: serving ones, then those that may soon, new before old."""
+def _worth(slot: Slot, state: RoleState) -> tuple[bool, bool, bool, bool, int, int]:
+    """Slots in the order in which they are kept: serving ones, then those that may soon, new before old, and of equals
+    the busiest, so that the one that goes has the least to finish."""
     states = {group.state for group in slot.groups}
     is_gone = states <= {GroupState.TERMINATING, GroupState.EMPTY}
-    is_new = any(group.revision == wanted for group in slot.groups)
-    return (not slot.is_available, not slot.is_ready, is_gone, not is_new, slot.index)
+    is_new = any(group.revision == state.revision for group in slot.groups)
+    loads = [state.loads[group.key] for group in slot.groups if group.key in state.loads]
+    num_requests = sum(load.num_requests for load in loads)
+    return (not slot.is_available, not slot.is_ready, is_gone, not is_new, -num_requests, slot.index)
 
 
 def _unused(slots: list[Slot], num_wanted: int) -> Iterator[int]:

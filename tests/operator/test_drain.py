@@ -14,7 +14,7 @@ from tests.operator.test_reconcile import KEY, FakeServer
 from tests.operator.worlds import DEFAULTS
 
 from headrace_operator import names
-from headrace_operator.drain import POLL_SECONDS, SETTLE_SECONDS, Drains, GateChange, draining, plan_drains
+from headrace_operator.drain import POLL_SECONDS, SETTLE_SECONDS, Drains, GateChange, plan_drains, worth_asking
 from headrace_operator.engines import Engines, load_of
 from headrace_operator.groups import Gate, GroupKey, Load, Pod
 from headrace_operator.inventory import Inventory
@@ -108,11 +108,33 @@ def test_nothing_is_held_back_of_a_group_that_cannot_serve(follower: Pod, planne
     assert plan(LEADER, follower, planned).delete == planned
 
 
-def test_engines_are_asked_only_while_their_groups_drain() -> None:
-    other = GroupKey("decode", "r", 1)
-    groups = {KEY0: (shut(1), FOLLOWER), other: (LEADER, FOLLOWER)}
-    assert draining(groups) == [KEY0]
-    assert draining({KEY0: (replace(shut(1), deadline=NOW), FOLLOWER)}) == []
+OTHER = GroupKey("decode", "r", 1)
+
+
+@pytest.mark.parametrize(
+    ("leaders", "replicas", "asked"),
+    [
+        ((LEADER, LEADER), 2, []),
+        ((shut(1), LEADER), 2, [KEY0]),
+        ((replace(shut(1), deadline=NOW), LEADER), 2, []),
+        ((LEADER, LEADER), 1, [KEY0, OTHER]),
+        ((LEADER, replace(LEADER, gate=Gate.UNSET)), 1, []),
+        ((LEADER, LEADER), 0, []),
+    ],
+    ids=[
+        "all stay",
+        "one is out of service",
+        "one is being deleted",
+        "one of two may go: which?",
+        "the other does not serve: it goes",
+        "all go: there is no choice",
+    ],
+)
+def test_engines_are_asked_only_where_it_matters(
+    leaders: tuple[Pod, Pod], replicas: int, asked: list[GroupKey]
+) -> None:
+    groups = {KEY0: (leaders[0], FOLLOWER), OTHER: (leaders[1], FOLLOWER)}
+    assert worth_asking(groups, {"decode": replicas}) == asked
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"in_flight": 1}, {"in_flight": "x", "ranks": []}, {"ranks": [1]}])
@@ -165,10 +187,11 @@ class Asked(Engines):
 
     def __init__(self, load: Load) -> None:
         self.load = load
+        self.of_index: dict[int, Load] = {}
         self.hurried: list[str] = []
 
     async def loads(self, addresses: Any) -> dict[GroupKey, Load]:
-        return dict.fromkeys(addresses, self.load)
+        return {key: self.of_index.get(key.index, self.load) for key in addresses}
 
     async def hurry(self, address: str) -> None:
         self.hurried.append(address)
@@ -220,3 +243,27 @@ async def test_a_group_that_is_scaled_away_serves_to_its_last_request() -> None:
     assert server.calls.count("delete Pod") == 1
     assert engines.hurried == []
     assert server.condition(names.READY)["status"] == "True"
+
+
+async def test_of_groups_that_serve_the_one_with_the_fewest_requests_goes() -> None:
+    server, now, engines = FakeServer({"spec.roles.0.replicas": 3}), [NOW], Asked(BUSY)
+    inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
+    subject = Reconciler(server, server, inventory, DEFAULTS, lambda: now[0], engines)  # type: ignore[arg-type]
+
+    async def steps(seconds: int) -> None:
+        for _ in range(seconds):
+            in_service(server)
+            await subject.reconcile(KEY)
+            now[0] += 1.0
+
+    await steps(5)
+    engines.of_index = {1: Load(1, 0)}
+    assert server.raw is not None
+    server.raw = {**server.raw, "spec": resource({"spec.roles.0.replicas": 2})["spec"]}
+    server.raw["metadata"] = {**server.raw["metadata"], "generation": 2}
+    await steps(3)
+    engines.of_index = {1: IDLE, 0: Load(1, 0)}  # it stays the one, whatever the others have by now
+    await steps(5)
+    left = {name.rsplit("-", 2)[1] for name in server.world.pods() if "-prefill-" in name}
+    assert left == {"0", "2"}
+    assert server.calls.count("gate False") == 1
