@@ -13,7 +13,7 @@ $(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
 	@touch $@
 
 COMPILE := $(UV) pip compile --quiet pyproject.toml --override requirements/overrides.txt --python-version 3.11 \
-	--python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate
+	--python-platform x86_64-manylinux_2_31 --generate-hashes --no-header --no-annotate
 
 .PHONY: requirements
 requirements: ## Resolve requirements/*.txt again (commit the result)

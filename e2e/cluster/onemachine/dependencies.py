@@ -15,7 +15,7 @@ from .files import digest_of
 from .layout import PROJECT_ROOT
 
 PYTHON_VERSION = "3.11"
-PLATFORM = "x86_64-manylinux_2_28"
+PLATFORM = "x86_64-manylinux_2_31"  # what the newest wheels want; the images have glibc 2.36
 
 # Globs below site-packages. These images run on machines without a GPU; images/engine.Containerfile keeps everything.
 # Libraries that libtorch_cuda.so is linked with must stay: the loader wants them even where no GPU is.
