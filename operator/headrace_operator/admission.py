@@ -56,6 +56,7 @@ class Admission:
     pins: Mapping[GroupKey, Pins] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     taken_back: tuple[GroupKey, ...] = ()
+    held: tuple[GroupKey, ...] = ()  # groups that are not made for lack of room
     shortage: Trouble | None = None  # why some groups are not made
     wait_seconds: float | None = None
 
@@ -103,6 +104,7 @@ def admit(
         pins=pins,
         claims=tuple(_claims(owner, creations, shapes, pins)),
         taken_back=tuple(taken_back),
+        held=tuple(sorted(held)),
         shortage=troubles[0] if troubles else None,
         wait_seconds=min([*waits, *more_waits], default=None),
     )

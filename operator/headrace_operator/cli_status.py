@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
 async def _show(args: argparse.Namespace) -> int:
     from headrace_operator.cluster import connect
     from headrace_operator.observe import observe
-    from headrace_operator.picture import DOMAIN_LABEL, drawn, picture
+    from headrace_operator.picture import domain_label, drawn, picture
     from headrace_operator.report import status_table
 
     async with connect() as cluster:
@@ -64,7 +64,7 @@ async def _show(args: argparse.Namespace) -> int:
             objects += [{**item, "kind": kind} for item in listed]
         observed = observe(args.name, body["metadata"]["uid"], objects)
         nodes = {pod.node for pods in observed.groups.values() for pod in pods if pod.node}
-        domains = await _domains(cluster, sorted(nodes), DOMAIN_LABEL)
+        domains = await _domains(cluster, sorted(nodes), domain_label(body))
     roles = picture(body, observed, domains)
     if args.output == "json":
         shown = {"name": args.name, "namespace": args.namespace, "roles": [asdict(role) for role in roles]}

@@ -200,7 +200,9 @@ def _plans_with_room(
     plans = plan_deployment(states, strategy, now, has_no_room)
     second = admit(placement, owner, plans, observed, templates, capacity, now)
     waits = [wait for wait in (admission.wait_seconds, second.wait_seconds) if wait is not None]
-    second = replace(second, shortage=second.shortage or shortage, wait_seconds=min(waits, default=None))
+    made = {creation.key for plan in second.plans.values() for creation in plan.create}
+    held = tuple(sorted({*admission.held, *second.held} - made))
+    second = replace(second, held=held, shortage=second.shortage or shortage, wait_seconds=min(waits, default=None))
     return dict(second.plans), second
 
 

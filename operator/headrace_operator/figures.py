@@ -18,6 +18,8 @@ class RoleFigures:
     wanted: int
     updated: int  # at the wanted revision
     failed: int  # given up
+    without_room: int  # not made, because nothing has room for them
+    short_gpus: int  # what those would take
     by_state: Mapping[str, int]  # every state of GroupState
 
 
@@ -38,5 +40,19 @@ def figures_of(status: Status, decision: Decision | None) -> Figures:
     for role in status.roles:
         counts = Counter(group.state.value for slot in decision.plans[role.name].slots for group in slot.groups)
         by_state = {state.value: counts[state.value] for state in GroupState}
-        roles[role.name] = RoleFigures(role.replicas or 0, role.updated_groups, role.failed_groups, by_state)
+        held = sum(key.role == role.name for key in decision.admission.held) if decision.admission else 0
+        roles[role.name] = RoleFigures(
+            wanted=role.replicas or 0,
+            updated=role.updated_groups,
+            failed=role.failed_groups,
+            without_room=held,
+            short_gpus=held * _gpus(decision, role.name),
+            by_state=by_state,
+        )
     return Figures(conditions, roles)
+
+
+def _gpus(decision: Decision, role_name: str) -> int:
+    """GPUs of one group."""
+    role = decision.deployment.spec.role(role_name)
+    return role.parallelism.num_pods * (role.resources.gpu or 0) if role else 0

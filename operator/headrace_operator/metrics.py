@@ -58,17 +58,19 @@ class Deployments(Collector):
         return iter(_families())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        groups, wanted, updated, failed, conditions = _families()
+        groups, wanted, updated, failed, without_room, short, conditions = _families()
         for where, figures in sorted(self._figures.items()):
             for role, counts in figures.roles.items():
                 wanted.add_metric([*where, role], counts.wanted)
                 updated.add_metric([*where, role], counts.updated)
                 failed.add_metric([*where, role], counts.failed)
+                without_room.add_metric([*where, role], counts.without_room)
+                short.add_metric([*where, role], counts.short_gpus)
                 for state, count in counts.by_state.items():
                     groups.add_metric([*where, role, state], count)
             for kind, holds in figures.conditions.items():
                 conditions.add_metric([*where, kind], float(holds))
-        return iter((groups, wanted, updated, failed, conditions))
+        return iter((groups, wanted, updated, failed, without_room, short, conditions))
 
 
 def _families() -> tuple[GaugeMetricFamily, ...]:
@@ -87,6 +89,14 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
             "headrace_operator_failed_groups",
             "Groups that were given up after too many restarts",
             labels=[*where, "role"],
+        ),
+        GaugeMetricFamily(
+            "headrace_operator_groups_without_room",
+            "Groups that are not made because nothing has room for them",
+            labels=[*where, "role"],
+        ),
+        GaugeMetricFamily(
+            "headrace_operator_short_gpus", "GPUs that the groups without room would take", labels=[*where, "role"]
         ),
         GaugeMetricFamily(
             "headrace_operator_condition", "1 where a condition of a deployment holds, else 0", labels=[*where, "type"]

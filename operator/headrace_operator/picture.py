@@ -50,6 +50,11 @@ class RoleView:
     groups: tuple[GroupView, ...]
 
 
+def domain_label(body: Body) -> str:
+    """The node label that tells a deployment's domains apart."""
+    return str((body["spec"].get("placement") or {}).get("domainLabel") or DOMAIN_LABEL)
+
+
 def picture(body: Body, observed: Observed, domains: Mapping[str, str]) -> list[RoleView]:
     """The roles of a deployment as the API server shows it. `domains`: domain by node."""
     status = Status.model_validate(body.get("status") or {})

@@ -8,10 +8,13 @@ import subprocess
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
+from tests.operator.racks import rack
+from tests.operator.test_admission import World
 from tests.operator.test_reconcile import FakeServer, reconciler, settle
 from tests.operator.worlds import pod_status
 
 from headrace_operator import names
+from headrace_operator.figures import figures_of
 from headrace_operator.metrics import Deployments
 from headrace_operator.workqueue import Key, WorkQueue
 
@@ -50,6 +53,15 @@ async def test_a_failure_shows_at_once() -> None:
     assert value("groups", role="decode", state="Broken") == 1
 
 
+def test_groups_that_wait_for_room_are_counted_with_their_gpus() -> None:
+    """As in test_admission: of two racks with 4 GPUs each one takes the prefill group, none the decode group of 8."""
+    world = World([*rack("a", 4), *rack("b", 4)])
+    decision = world.step()
+    roles = figures_of(world.status, decision).roles
+    assert (roles["prefill"].without_room, roles["prefill"].short_gpus) == (0, 0)
+    assert (roles["decode"].without_room, roles["decode"].short_gpus) == (1, 8)
+
+
 async def test_a_deployment_that_is_gone_leaves_no_gauge() -> None:
     server = FakeServer()
     subject = reconciler(server)
@@ -77,7 +89,7 @@ async def test_the_queue_tells_how_long_its_oldest_key_has_waited() -> None:
 
 
 def test_its_gauges_are_described_without_any_deployment() -> None:
-    assert len(list(Deployments().describe())) == len(list(Deployments().collect())) == 5
+    assert len(list(Deployments().describe())) == len(list(Deployments().collect())) == 7
 
 
 def test_prometheus_own_linter_has_nothing_to_say() -> None:

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from tests.operator.rule_cases import resource
 from tests.operator.worlds import UID, FakeCluster, pod_status, stored
 
+from headrace_operator.api_placement import Placement
 from headrace_operator.observe import observe
-from headrace_operator.picture import RoleView, drawn, picture
+from headrace_operator.picture import DOMAIN_LABEL, RoleView, domain_label, drawn, picture
 from headrace_operator.status import as_applied
 
 CHANGES = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
@@ -96,3 +97,12 @@ def test_a_deployment_that_nobody_has_looked_at_yet() -> None:
         "prefill  0/0 groups ready  revision -",
         "decode  0/0 groups ready  revision -",
     ]
+
+
+def test_domains_are_told_apart_by_the_label_of_the_spec() -> None:
+    assert domain_label(resource()) == DOMAIN_LABEL
+    assert domain_label(resource({"spec.placement": {"domainLabel": "example.com/rack"}})) == "example.com/rack"
+
+
+def test_the_label_is_the_default_of_the_spec() -> None:
+    assert Placement().domain_label == DOMAIN_LABEL
