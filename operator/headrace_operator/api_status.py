@@ -21,7 +21,8 @@ class Condition(StatusModel):
     """One observation about the deployment, as Kubernetes writes them."""
 
     type: str = Field(
-        max_length=316, description="Valid, Available, Progressing, Ready or ScalingLimited; others may add their own."
+        max_length=316,
+        description="Valid, Available, Progressing, Ready, Protected or ScalingLimited; others may add their own.",
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: int | None = Field(default=None, description="Generation of the spec that this speaks about.")
@@ -109,7 +110,7 @@ class Status(StatusModel):
     observed_generation: int | None = Field(default=None, description="Generation of the spec that was last acted on.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Valid, Available, Progressing, Ready; and ScalingLimited where scaling.mode is External.",
+        description="Valid, Available, Progressing, Ready, Protected; ScalingLimited where scaling.mode is External.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     roles: list[RoleStatus] = Field(
