@@ -114,6 +114,11 @@ class Operator:
     def _pods(self) -> list[str]:
         return self._namespace.run("get", "pods", "-l", OPERATOR_SELECTOR, "-o", "name").split()
 
+    def nodes(self) -> set[str]:
+        """Where it runs."""
+        path = "jsonpath={.items[*].spec.nodeName}"
+        return set(self._namespace.run("get", "pods", "-l", OPERATOR_SELECTOR, "-o", path).split())
+
     def num_writes(self) -> float:
         """Requests since its start that could change something."""
         (pod,) = self._pods()

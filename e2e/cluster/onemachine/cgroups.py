@@ -55,9 +55,13 @@ def create(node: str) -> None:
 def set_frozen(node: str, frozen: bool) -> None:
     """Stops or continues every process of the node. Raises ClusterError if there is none, or if they do not freeze in
     time. A frozen tree without processes would hold the next one that enters it, before it runs."""
-    state = ROOT / "freezer" / TREE / node / "freezer.state"
     if frozen and not _pids(node):
         raise ClusterError(f"{node} is not running")
+    _set_state(node, frozen)
+
+
+def _set_state(node: str, frozen: bool) -> None:
+    state = ROOT / "freezer" / TREE / node / "freezer.state"
     if not state.exists():
         return
     target = "FROZEN" if frozen else "THAWED"
@@ -77,13 +81,13 @@ def kill(node: str) -> None:
     while pids := _pids(node):
         if time.monotonic() > deadline:
             raise ClusterError(f"{node}: processes {pids[:10]} do not die")
-        set_frozen(node, True)
+        _set_state(node, True)  # the last ones may be gone by now, which is as well
         for pid in _pids(node):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        set_frozen(node, False)
+        _set_state(node, False)
         time.sleep(0.05)
 
 
