@@ -63,6 +63,7 @@ class FakeEngine:
         self.fingerprint = "F1"
         self.tells_fingerprint = False  # in /state
         self.tokens = ["a", "b", "c"]
+        self.events: list[bytes] = []  # a stream's, instead of tokens and [DONE]
         self.token_seconds = 0.0
         self.may_send: asyncio.Semaphore | None = None  # one token for each release
         self.open_legs = 0
@@ -190,6 +191,10 @@ class FakeEngine:
         return stream
 
     async def _tokens(self, request: web.Request, stream: web.StreamResponse, fault: str) -> None:
+        if self.events:
+            for event in self.events:
+                await stream.write(event)
+            return
         for index, token in enumerate(self.tokens):
             if self.token_seconds and index:
                 await asyncio.sleep(self.token_seconds)
@@ -245,9 +250,9 @@ class Rig:
     def engines(self) -> list[FakeEngine]:
         return self.prefill + self.decode + self.unified
 
-    def post(self, body: dict | bytes, **kwargs):
+    def post(self, body: dict | bytes, path: str = PATH, **kwargs):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post(self.base + PATH, data=data, **kwargs)
+        return self.http.post(self.base + path, data=data, **kwargs)
 
     async def ask(self, stream: bool = False, **fields) -> tuple[int, bytes]:
         async with self.post({"model": "tiny", "prompt": "x", "stream": stream, **fields}) as response:

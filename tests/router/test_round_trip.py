@@ -21,6 +21,35 @@ async def test_a_stream_reaches_the_client_byte_for_byte():
         assert r.outcomes() == {"ok": 1}
 
 
+UNIFIED = {"num_prefill": 0, "num_decode": 0, "num_unified": 1}
+NAMED = [
+    ("/v1/messages", "message_start", "message_stop"),
+    ("/v1/responses", "response.created", "response.completed"),
+]
+
+
+@pytest.mark.parametrize(("path", "first", "last"), NAMED)
+@pytest.mark.parametrize(
+    "groups", [{}, {"num_prefill": 0, "num_decode": 0, "num_unified": 1}], ids=["apart", "unified"]
+)
+async def test_streams_of_named_events_pass_and_end_with_their_own_last_event(path, first, last, groups):
+    events = [f"event: {name}\ndata: {{}}\n\n".encode() for name in (first, "delta", last)]
+    async with rig(**groups) as r:
+        engine = r.unified[0] if groups else r.decode[0]
+        engine.events = events
+        async with r.post({"stream": True}, path) as response:
+            assert await response.read() == b"".join(events)
+        engine.events = events[:2]
+        async with r.post({"stream": True}, path) as response:
+            *_, error = (await response.read()).decode().strip().split("\n\n")
+        name, data = error.split("\n")
+        assert name == "event: error"
+        told = json.loads(data.removeprefix("data: "))
+        assert (told["type"], told["error"]["code"]) == ("error", "stream_broken")
+        assert await r.settled()
+        assert r.outcomes() == {"ok": 1, "broken": 1}
+
+
 async def test_a_whole_answer_has_its_real_status_and_json_body():
     async with rig() as r:
         async with r.post({"prompt": "x"}) as response:

@@ -81,6 +81,11 @@ def test_lines_of_data_are_joined_and_comments_are_dropped():
         (b'data: {"t": 1}\n\ndata: {"error": {"message": "m"}}\n\n', True),
         (b'data: {"error": {"message": "m"}}\n\n', True),
         (b'data: {"t": "error"}\n\n', False),
+        (b'event: a\ndata: {}\n\nevent: message_stop\ndata: {"type": "message_stop"}\n\n', True),
+        (b'event: response.completed\ndata: {"type": "response.completed"}\n\n', True),
+        (b'event: response.incomplete\ndata: {"type": "response.incomplete"}\n\n', True),
+        (b'event: error\ndata: {"type": "error", "error": {"message": "m"}}\n\n', True),
+        (b'event: message_delta\ndata: {"type": "message_delta"}\n\n', False),
         (b"data: nonsense\n\n", False),
     ],
 )

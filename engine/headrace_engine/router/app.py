@@ -21,8 +21,8 @@ from headrace_engine.router.relay import Relay
 from headrace_engine.router.replies import JSON, Reply, error_reply
 from headrace_engine.router.sse import StreamBroken
 
-GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
-TOKEN_ROUTES = ("/tokenize", "/detokenize")
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+TOKEN_ROUTES = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 ASK_TIMEOUT_SECONDS = 10.0  # for answers that need no generation
 LISTEN_BACKLOG = 4096
 STOP_SECONDS = 3.0  # for requests to end once they have been told to

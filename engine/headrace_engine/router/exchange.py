@@ -8,7 +8,9 @@ import time
 from aiohttp import web
 
 from headrace_engine.router import headers
-from headrace_engine.router.replies import Reply, error_body
+from headrace_engine.router.replies import Reply, error_body, named_error
+
+NAMED_EVENT_ROUTES = ("/v1/responses", "/v1/messages")  # their clients read events by name
 
 
 class ClientGone(Exception):
@@ -111,6 +113,8 @@ class Exchange:
         self.broken = True
         if isinstance(self.response, web.Response):
             raise ClientGone
-        body = error_body(message, type="server_error", code=code)
-        await self.send(b"data: " + body + b"\n\n")
+        if self.request.path in NAMED_EVENT_ROUTES:
+            await self.send(b"event: error\ndata: " + named_error(message, code=code) + b"\n\n")
+        else:
+            await self.send(b"data: " + error_body(message, type="server_error", code=code) + b"\n\n")
         await self.finish()

@@ -11,7 +11,7 @@ from headrace_engine.core import Role
 from headrace_engine.router.engines import Engines, protocol_failure, refusal
 from headrace_engine.router.fleet import Charge
 from headrace_engine.router.replies import LegFailure, Reply, error_code, error_reply
-from headrace_engine.router.sse import Event, EventReader, StreamBroken
+from headrace_engine.router.sse import FIRST_NAMES, Event, EventReader, StreamBroken
 
 EVENT_STREAM = "text/event-stream"
 FINGERPRINT_MISMATCH = "fingerprint_mismatch"
@@ -92,7 +92,7 @@ class DecodeLeg:
         if event.name == "response":
             outcome = self._outcome(event)
             return Reply(outcome.status, bytes(outcome.body))
-        if event.name:
+        if event.name and event.name not in FIRST_NAMES:
             raise protocol_failure(Role.DECODE, self._url, f"unknown event {event.name!r}")
         return event.raw
 

@@ -25,6 +25,12 @@ def error_body(message: str, *, type: str, code: str | None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": type, "param": None, "code": code}})
 
 
+def named_error(message: str, *, code: str | None) -> bytes:
+    """The data of an `error` event, as clients of Responses and of Messages read it."""
+    error = {"type": "api_error", "message": message, "code": code}
+    return msgspec.json.encode({"type": "error", "code": code, "message": message, "param": None, "error": error})
+
+
 def error_reply(
     status: int, message: str, *, code: str | None = None, retry_after_seconds: float | None = None
 ) -> Reply:

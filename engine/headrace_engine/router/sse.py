@@ -9,6 +9,9 @@ import msgspec
 
 EVENT_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
+# Streams of named events (Responses, Messages): how they begin, and how they end well.
+FIRST_NAMES = frozenset({"response.created", "message_start"})
+LAST_NAMES = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
 
 class StreamBroken(Exception):
@@ -26,7 +29,7 @@ class ByteSource(Protocol):
 class Event:
     """One event. `raw` is the bytes as they came, with the blank line that ends them."""
 
-    name: str  # "" if the event has no name, as the client's own events
+    name: str  # "" if the event has no name, as those of completions
     data: bytes
     raw: bytes
 
@@ -42,13 +45,15 @@ def parse_event(raw: bytes) -> Event:
 
 
 def ends_properly(events: bytes) -> bool:
-    """True if the last of these whole events is `[DONE]` or says itself that the request failed."""
+    """True if the last of these whole events ends an answer, or says itself that the request failed."""
     if events.endswith(DONE):
         return True
     start = events.rfind(EVENT_END, 0, -len(EVENT_END))
-    data = parse_event(events[start + len(EVENT_END) if start >= 0 else 0 :]).data
+    last = parse_event(events[start + len(EVENT_END) if start >= 0 else 0 :])
+    if last.name in LAST_NAMES:
+        return True
     try:
-        payload = msgspec.json.decode(data)
+        payload = msgspec.json.decode(last.data)
     except msgspec.DecodeError:
         return False
     return isinstance(payload, dict) and bool(payload.get("error"))

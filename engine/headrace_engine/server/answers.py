@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace_engine.chat.parse import CallPiece
-from headrace_engine.core import TokenScore
+from headrace_engine.core import RequestError, TokenScore
+from headrace_engine.server.errors import error_object
 from headrace_engine.server.generation import Delta, Usage
 from headrace_engine.server.logprobs import chat_logprobs, completion_logprobs, num_chars, prompt_logprobs
 from headrace_engine.server.tokenize import Tokenizer
@@ -105,7 +106,7 @@ class Format:
         """One event with what a delta adds; empty if it shows nothing."""
         if self._is_chat and not self._with_token_ids and not delta.is_visible:
             return b""
-        reason = b'"%b"' % _reason(delta).encode() if delta.finish_reason is not None else b"null"
+        reason = b'"%b"' % delta.reason.encode() if delta.finish_reason is not None else b"null"
         token_ids = b',"token_ids":' + _encode(delta.token_ids) if self._with_token_ids else b""
         end = self._event_end
         if self._with_running_usage:
@@ -149,6 +150,13 @@ class Format:
         if not self._with_usage:
             return DONE
         return self._chunk_head + b'],"usage":' + _encode(usage_object(usages, self._num_choices)) + b"}\n\n" + DONE
+
+    def error_event(self, error: RequestError) -> bytes:
+        """How a stream that has begun says that it cannot go on."""
+        return b"data: " + _encode(self.error_object(error)) + b"\n\n"
+
+    def error_object(self, error: RequestError) -> dict[str, Any]:
+        return error_object(error)
 
     # --- whole answers ---
 
@@ -199,6 +207,7 @@ class Choice(msgspec.Struct):
     calls: list[tuple[str, str]] = []
     scores: list[TokenScore] = []
     prompt_scores: list[TokenScore] = []
+    stop: str | None = None
 
 
 class ChoiceBuilder:
@@ -233,17 +242,13 @@ class ChoiceBuilder:
             text,
             self._token_ids,
             self._prompt_token_ids,
-            _reason(last),
+            last.reason,
             reasoning,
             calls,
             self._scores,
             self._prompt_scores,
+            last.stop,
         )
-
-
-def _reason(delta: Delta) -> str:
-    assert delta.finish_reason is not None
-    return "tool_calls" if delta.has_calls else delta.finish_reason.value
 
 
 def _message(choice: Choice) -> dict[str, Any]:
@@ -254,7 +259,7 @@ def _message(choice: Choice) -> dict[str, Any]:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["tool_calls"] = [
-            {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
             for name, arguments in choice.calls
         ]
     return message
@@ -264,18 +269,14 @@ def _call_delta(piece: CallPiece) -> dict[str, Any]:
     if piece.name is None:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     function = {"name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index, "id": _call_id(), "type": "function", "function": function}
+    return {"index": piece.index, "id": call_id(), "type": "function", "function": function}
 
 
-def _call_id() -> str:
+def call_id() -> str:
+    """A new one."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def event(name: str, data: bytes) -> bytes:
-    """A server-sent event of the legs between router and engine; the data is one line."""
+    """A server-sent event with a name; the data is one line."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
-
-
-def error_event(error: dict[str, Any]) -> bytes:
-    """How a stream that has begun says that it cannot go on."""
-    return b"data: " + _encode(error) + b"\n\n"

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
 from headrace_engine.core import RequestError
+
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(Exception):
@@ -30,11 +41,20 @@ def error_object(error: RequestError) -> dict[str, dict[str, str | None]]:
     return {"error": fields}
 
 
-def error_response(error: RequestError) -> web.Response:
+def anthropic_error_object(error: RequestError) -> dict[str, Any]:
+    """The same as Anthropic's clients read it; `code` and `param` are there for the router and for people."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    fields = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
+    return {"type": "error", "error": fields}
+
+
+def error_response(error: RequestError, path: str = "") -> web.Response:
+    """In the form of the API that has this path."""
+    body = anthropic_error_object(error) if path.startswith(ANTHROPIC_PATH) else error_object(error)
     headers = {"Retry-After": "1"} if error.status in (429, 503) else None
     return web.Response(
         status=error.status,
-        body=msgspec.json.encode(error_object(error)),
+        body=msgspec.json.encode(body),
         content_type="application/json",
         headers=headers,
     )

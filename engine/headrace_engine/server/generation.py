@@ -29,6 +29,13 @@ class Delta:
     has_calls: bool = False
     scores: list[TokenScore] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
+    stop: str | None = None  # the stop string that ended the answer
+
+    @property
+    def reason(self) -> str:
+        """The finish reason as OpenAI names it."""
+        assert self.finish_reason is not None
+        return "tool_calls" if self.has_calls else self.finish_reason.value
 
     @property
     def is_visible(self) -> bool:
@@ -125,6 +132,7 @@ class Answer:
 
     def _finish(self, reason: FinishReason, delta: Delta) -> None:
         delta.finish_reason = reason
+        delta.stop = self._matcher.stop
         if self.parser is not None:
             is_cut = self._matcher.is_stopped or any(t in self.sampling.stop_token_ids for t in delta.token_ids[-1:])
             is_complete = reason is FinishReason.STOP and not is_cut

@@ -16,13 +16,18 @@ from headrace_engine.config import EngineConfig
 from headrace_engine.core import Leg, RequestError, Role
 from headrace_engine.messages import RankState
 from headrace_engine.sampling.grammar import GrammarCompiler
+from headrace_engine.server.anthropic_request import read_count, read_messages
+from headrace_engine.server.asked import Asked
+from headrace_engine.server.chat import plan_chat
 from headrace_engine.server.errors import ApiError, bad_request, error_response, from_http_exception
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.handle import RankView
-from headrace_engine.server.job import ModelCard, read_job
+from headrace_engine.server.job import ModelCard, encode_chat, read_job
 from headrace_engine.server.legs import Legs
 from headrace_engine.server.metrics import CONTENT_TYPE, Metrics
+from headrace_engine.server.openai_request import read_chat, read_completion
 from headrace_engine.server.prompts import PromptEncoder
+from headrace_engine.server.responses_request import read_responses
 from headrace_engine.server.structured import GrammarDoor
 from headrace_engine.server.tokenize import Tokenizer
 from headrace_engine.server.tokens import detokenize, tokenize
@@ -69,8 +74,11 @@ class Server:
         app.add_routes(
             [
                 web.get("/v1/models", self._models),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._serving(read_completion)),
+                web.post("/v1/chat/completions", self._serving(read_chat)),
+                web.post("/v1/responses", self._serving(read_responses)),
+                web.post("/v1/messages", self._serving(read_messages)),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/health", self._health),
@@ -87,18 +95,19 @@ class Server:
 
     # --- inference ---
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, is_chat=False)
+    def _serving(self, read: Callable[[bytes], Asked]) -> Handler:
+        """The handler of one API's requests. read: raises ApiError (400)."""
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, is_chat=True)
+        async def serve(request: web.Request) -> web.StreamResponse:
+            return await self._serve(request, read)
 
-    async def _serve(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        return serve
+
+    async def _serve(self, request: web.Request, read: Callable[[bytes], Asked]) -> web.StreamResponse:
         arrived_at = time.perf_counter()
         leg = self._leg(request)
         job = await read_job(
-            await _read(request),
-            is_chat=is_chat,
+            read(await _read(request)),
             label=request[_ID],
             leg=leg,
             card=self._card(),
@@ -124,6 +133,13 @@ class Server:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         return _json(await tokenize(await _read(request), self._card(), self._encoder))
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        card = self._card()
+        body = read_count(await _read(request))
+        card.check_name(body.model)
+        token_ids = await encode_chat(plan_chat(body, card.chat_format), self._encoder)
+        return _json({"input_tokens": len(token_ids)})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         return _json(detokenize(await _read(request), self._card(), self._encoder))
@@ -198,15 +214,16 @@ class Server:
             return await handler(request)
         except ApiError as error:
             self._metrics.failed(error.error.status)
-            return error_response(error.error)
+            return error_response(error.error, request.path)
         except web.HTTPException as error:
-            return error_response(from_http_exception(error))
+            return error_response(from_http_exception(error), request.path)
         except ConnectionResetError:
             raise  # the client has left; there is nobody to answer
         except Exception:
             log.exception("request %s failed", request[_ID])
             self._metrics.failed(500)
-            return error_response(RequestError(500, "internal error; the engine's log has more", "server_error"))
+            fault = RequestError(500, "internal error; the engine's log has more", "server_error")
+            return error_response(fault, request.path)
 
 
 @web.middleware

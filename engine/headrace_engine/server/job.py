@@ -12,14 +12,13 @@ from headrace_engine.chat.prompt import END_THINK
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
 from headrace_engine.sampling.grammar import of_grammar
-from headrace_engine.server.answers import Format
+from headrace_engine.server.asked import AnswerFormat, Asked
 from headrace_engine.server.chat import ChatPlan, plan_chat
 from headrace_engine.server.errors import ApiError, bad_request
 from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.sampling import (
     choice_of,
     num_choices_of,
-    num_logprobs_of,
     num_prompt_logprobs_of,
     sampling_of,
     stops_of,
@@ -29,8 +28,6 @@ from headrace_engine.server.schema import (
     MAX_PROMPTS,
     ChatBody,
     CompletionBody,
-    decode_chat,
-    decode_completion,
     prompts_of,
 )
 from headrace_engine.server.structured import GrammarDoor
@@ -76,16 +73,15 @@ class Job:
     samplings: list[SamplingParams]
     stops: tuple[str, ...]
     is_stream: bool
-    format: Format
+    format: AnswerFormat
     ticket: Ticket | None
     arrived_at: float  # on time.perf_counter's clock
     chat: ChatPlan | None = None
 
 
 async def read_job(
-    raw: bytes,
+    asked: Asked,
     *,
-    is_chat: bool,
     label: str,
     leg: Leg,
     card: ModelCard,
@@ -94,7 +90,7 @@ async def read_job(
     arrived_at: float,
 ) -> Job:
     """Raises ApiError for whatever is wrong with the request."""
-    body: ChatBody | CompletionBody = decode_chat(raw) if is_chat else decode_completion(raw)
+    body = asked.body
     card.check_name(body.model)
     ticket = _ticket(body, leg)
     stops = stops_of(body)
@@ -108,7 +104,7 @@ async def read_job(
     else:
         prompts = await _encode(body, card, encoder.tokenizer)
     for prompt in prompts:
-        card.check_text_only(prompt, "messages" if is_chat else "prompt")
+        card.check_text_only(prompt, "prompt" if chat is None else "messages")
     num_choices = num_choices_of(body)
     _check_choices(body, leg, len(prompts), num_choices)
     grammar, grammar_after = await _grammar(body, leg, chat, encoder.tokenizer, grammars)
@@ -118,7 +114,7 @@ async def read_job(
             len(prompt),
             max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
-            default_max_tokens=None if is_chat else COMPLETION_MAX_TOKENS,
+            default_max_tokens=None if chat is not None else COMPLETION_MAX_TOKENS,
             grammar=grammar,
             grammar_after=grammar_after,
         )
@@ -130,28 +126,10 @@ async def read_job(
         [choice_of(sampling, index) for sampling in samplings for index in range(num_choices)],
         stops,
         is_stream,
-        _format(body, label, card.name, encoder.tokenizer, num_choices),
+        asked.make_format(label, card.name, encoder.tokenizer),
         ticket,
         arrived_at,
         chat,
-    )
-
-
-def _format(body: ChatBody | CompletionBody, label: str, model: str, tokenizer: Tokenizer, num_choices: int) -> Format:
-    options = body.stream_options
-    with_usage = bool(options and options.include_usage)
-    return Format(
-        label,
-        model,
-        tokenizer,
-        is_chat=isinstance(body, ChatBody),
-        num_choices=num_choices,
-        with_token_ids=bool(body.return_token_ids),
-        with_usage=with_usage,
-        with_running_usage=bool(with_usage and options and options.continuous_usage_stats),
-        with_logprobs=num_logprobs_of(body) is not None,
-        with_prompt_logprobs=body.prompt_logprobs is not None,
-        echoes=isinstance(body, CompletionBody) and bool(body.echo),
     )
 
 

@@ -12,8 +12,9 @@ from aiohttp import web
 from headrace_engine.core import Leg
 from headrace_engine.kv.ticket import ticket_to_json
 from headrace_engine.messages import Failed, Pushed, TicketReady
-from headrace_engine.server.answers import Choice, ChoiceBuilder, error_event, event
-from headrace_engine.server.errors import ApiError, error_object
+from headrace_engine.server.answers import Choice, ChoiceBuilder, event
+from headrace_engine.server.asked import AnswerFormat
+from headrace_engine.server.errors import ApiError
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Answer, Usage
 from headrace_engine.server.handle import Item
@@ -69,7 +70,7 @@ class Legs:
                 if not stream.has_answer:
                     raise
                 self._metrics.failed(error.error.status)
-                await stream.write(error_event(error_object(error.error)))
+                await stream.write(job.format.error_event(error.error))
             return await stream.finish()
 
     async def decode(self, request: web.Request, job: Job) -> web.StreamResponse:
@@ -89,7 +90,7 @@ class Legs:
                     await stream.write(event("response", b'{"status":200,"body":' + body + b"}"))
             except ApiError as error:
                 self._metrics.failed(error.error.status)
-                await stream.write(_failure(error, stream.has_answer))
+                await stream.write(_failure(error, stream.has_answer, job.format))
             return await stream.finish()
 
     async def prefill(self, job: Job) -> web.StreamResponse:
@@ -188,9 +189,9 @@ async def _all(coroutines: list) -> list:  # type: ignore[type-arg]
     return [task.result() for task in tasks]
 
 
-def _failure(error: ApiError, has_answer: bool) -> bytes:
-    body = error_object(error.error)
+def _failure(error: ApiError, has_answer: bool, answer_format: AnswerFormat) -> bytes:
     if has_answer:
-        return error_event(body)
+        return answer_format.error_event(error.error)
+    body = answer_format.error_object(error.error)
     outcome = {"status": error.error.status, "retriable": error.error.retriable, "body": body}
     return event("error", msgspec.json.encode(outcome))

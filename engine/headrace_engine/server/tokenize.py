@@ -141,7 +141,11 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.is_stopped = False
+        self.stop: str | None = None  # the one that was found
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     def add(self, piece: str) -> str:
         """The text that can be shown now; nothing after `is_stopped`."""
@@ -150,11 +154,11 @@ class StopMatcher:
         if self.is_stopped:
             return ""
         text = self._held + piece
-        hits = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        hits = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
         if hits:
-            self.is_stopped = True
+            position, self.stop = min(hits)
             self._held = ""
-            return text[: min(hits)]
+            return text[:position]
         num_held = self._num_open(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

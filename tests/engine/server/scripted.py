@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,8 +18,10 @@ class ScriptedModel(ToyModel):
 
     max_position = 4096
 
-    def __init__(self, block_size: int, tokenizer: Tokenizer, scripts: Sequence[str]) -> None:
-        super().__init__(block_size)
+    def __init__(
+        self, block_size: int, tokenizer: Tokenizer, scripts: Sequence[str], step_seconds: float = 0.0
+    ) -> None:
+        super().__init__(block_size, step_seconds)
         header = tokenizer.marker_id(ASSISTANT)
         assert header is not None
         self._header = header
@@ -26,6 +29,7 @@ class ScriptedModel(ToyModel):
         self._scripts = [[*tokenizer.encode(script), EOS] for script in scripts]
 
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: object) -> torch.Tensor:
+        time.sleep(self._step_seconds)
         logits = torch.zeros(len(batch.logit_rows), VOCAB)
         rows = {row: index for index, row in enumerate(batch.logit_rows.tolist())}
         starts = batch.query_starts.tolist()

@@ -68,7 +68,7 @@ class ToyModel:
                 cache["tokens"][table[position // self._block_size], 0, position % self._block_size, 0] = token
                 total += token
                 if starts[s] + i in wanted:
-                    next_id = self._next(cache["tokens"], table, position + 1, int(total))
+                    next_id = self._follower(cache["tokens"], table, position + 1, int(total))
                     logits[wanted[starts[s] + i], next_id] = 1.0
         return logits
 
@@ -79,7 +79,7 @@ class ToyModel:
             known.append(int(tokens[table[position // self._block_size], 0, position % self._block_size, 0]))
         return known[len(known) - self.num_previous_tokens :]
 
-    def _next(self, tokens: torch.Tensor, table: list[int], num_tokens: int, total: int) -> int:
+    def _follower(self, tokens: torch.Tensor, table: list[int], num_tokens: int, total: int) -> int:
         weighted = 0
         for position in range(num_tokens):
             block = table[position // self._block_size]
