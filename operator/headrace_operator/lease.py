@@ -29,6 +29,7 @@ class Lease:
         self._where = (namespace, name)
         self._election = Election(identity)
         self._is_held = False
+        self.is_standing_by = False  # someone else holds it, as far as was seen at the last look
 
     def seconds_left(self) -> float:
         """How long a write that starts now may take; 0 if none may start. Cluster asks before every write."""
@@ -40,7 +41,9 @@ class Lease:
         while not stop.is_set():
             try:
                 holder = await self._try()
+                self.is_standing_by = bool(holder)
             except ClusterError as error:
+                self.is_standing_by = False
                 holder = f"nobody knows whom: {error}"
             if not holder:
                 logger.info("holding lease %s/%s as %s", *self._where, self._election.identity)

@@ -43,16 +43,14 @@ async def serve(args: argparse.Namespace) -> None:
         queue = WorkQueue()
         store = Store(CHILD_KINDS)
         resync = Resync(cluster, store, queue, args.namespaces)
-        health = Health(resync)
-        probes = await _serve_probes(args.metrics_port, health)
         lease = _lease(cluster, args.lease)
+        health = Health(resync, lease)
+        probes = await _serve_probes(args.metrics_port, health)
         try:
             if not await _wait_for_crds(cluster, args.namespaces, stop):
                 return
-            health.is_standing_by = True
             if lease and not await lease.acquire(stop):
                 return
-            health.is_standing_by = False
             images = Defaults(args.engine_image, args.router_image)
             inventory = Inventory(cluster, queue.add)
             reconciler = Reconciler(store, cluster, inventory, images, engines=engines)
@@ -137,10 +135,10 @@ async def _wait_for_crds(cluster: Cluster, namespaces: Sequence[str] | None, sto
 class Health:
     """What the probes answer from."""
 
-    def __init__(self, resync: Resync) -> None:
+    def __init__(self, resync: Resync, lease: Lease | None) -> None:
         self._resync = resync
+        self._lease = lease
         self.is_watching = asyncio.Event()
-        self.is_standing_by = False
 
     def alive(self) -> tuple[bool, str]:
         """False once the watches are dead: a restart helps."""
@@ -148,7 +146,7 @@ class Health:
 
     def ready(self) -> tuple[bool, str]:
         """Whether a roll-out of the operator may go on: this process works, or could take over at once."""
-        if self.is_standing_by:
+        if self._lease and self._lease.is_standing_by:
             return True, "standing by"
         return (True, "ok") if self.is_watching.is_set() else (False, "starting")
 

@@ -191,3 +191,18 @@ async def test_an_api_server_that_is_away_ends_nothing() -> None:
     assert (server.stored or {})["spec"]["renewTime"] > before
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_only_one_that_sees_the_lease_stands_by() -> None:
+    """Without the right to read it nobody would ever take over, so that must not pass for ready."""
+    server, stop = Server(), asyncio.Event()
+    server.stored = lease_of("other")
+    subject = candidate(server, "me")
+    waiting = asyncio.create_task(subject.acquire(stop))
+    await asyncio.sleep(0.02)
+    assert subject.is_standing_by
+    server.is_away = True
+    await asyncio.sleep(0.02)
+    assert not subject.is_standing_by
+    stop.set()
+    await asyncio.wait_for(waiting, 5)
