@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 from tests.bench.operator_scale import SHAPES, Shape, costs, deployments, disagg_deployments
@@ -23,11 +23,11 @@ def test_both_sides_make_the_same_number_of_pods(shape: Shape) -> None:
     assert ours == theirs == 1000
 
 
-def event(kind: str, name: str, ready: str) -> str:
-    """A line of a watch."""
+def event(kind: str, name: str, ready: str) -> dict[str, Any]:
+    """An event of a watch."""
     conditions = [{"type": "Ready", "status": ready}] if ready else []
     pod = {"metadata": {"name": name} if name else {}, "status": {"conditions": conditions}}
-    return json.dumps({"type": kind, "object": pod})
+    return {"type": kind, "object": pod}
 
 
 def test_pods_are_counted_from_events() -> None:
@@ -42,6 +42,8 @@ def test_pods_are_counted_from_events() -> None:
     assert tally.num_ready == 0
     tally.take(event("DELETED", "a", "False"))
     assert (len(tally.is_ready), tally.num_ready) == (0, 0)
+    tally.restart([event("ADDED", "c", "True")["object"], event("ADDED", "d", "")["object"]])
+    assert (len(tally.is_ready), tally.num_ready) == (2, 1)
 
 
 BEFORE = """\
