@@ -19,7 +19,7 @@ from headrace_engine.kernels.linears import grouped_linear, linear
 from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
 from headrace_engine.kernels.routing import route
 from headrace_engine.kernels.shared_kv_attention import Entries, attention, write_ring
-from headrace_engine.kernels.weights import Weight, prepare
+from headrace_engine.kernels.weights import Weight, prepare, prepare_stack
 
 __all__ = [
     "Entries",
@@ -35,6 +35,7 @@ __all__ = [
     "hyper_connection_update",
     "linear",
     "prepare",
+    "prepare_stack",
     "rms_norm",
     "rms_norm_rope",
     "route",

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 _KINDS = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 _SIGNATURES = {
     "packs": "",
+    "fp4": "i pp ll p",
+    "fp8": "i pp llll p",
+    "pack": "p ll p",
     "norm_rope": "i pppp lllll fi p",
     "linear": "iii pp llll p",
     "hc_mix": "i ppppp llll ff p pppp",

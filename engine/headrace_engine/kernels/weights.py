@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +33,36 @@ class Weight:
 
 def prepare(weight: torch.Tensor) -> Weight:
     """weight [..., n, k] for `linear`, `grouped_linear`, `expert_mlp` or `dense_mlp`; packed where that is faster."""
-    library = library_for(weight)
-    *lead, n, k = weight.shape
-    if library is None or weight.dtype is not torch.bfloat16 or n % _TILE or k % 2 or not library.headrace_packs():
+    if not _packs(weight):
         return Weight(weight.contiguous())
-    tiles = weight.reshape(*lead, n // _TILE, _TILE, k // 2, 2)
-    return Weight(tiles.transpose(-3, -2).reshape(weight.shape), packed=True)
+    tiles = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    _pack(weight.contiguous(), tiles)
+    return Weight(tiles, packed=True)
+
+
+def prepare_stack(stack: torch.Tensor, fill: Callable[[int, torch.Tensor], None]) -> Weight:
+    """`prepare` of a stack [count, n, k] that is still empty, where fill(i, target) writes matrix i into target [n, k].
+
+    The stack is filled in place: nothing of its size is held a second time.
+    """
+    packs = _packs(stack)
+    plain = torch.empty_like(stack[0]) if packs else None
+    for index, matrix in enumerate(stack):
+        fill(index, matrix if plain is None else plain)
+        if plain is not None:
+            _pack(plain, matrix)
+    return Weight(stack, packs)
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    library = library_for(weight)
+    n, k = weight.shape[-2:]
+    is_fit = weight.dtype is torch.bfloat16 and n % _TILE == 0 and k % 2 == 0
+    return library is not None and is_fit and bool(library.headrace_packs())
+
+
+def _pack(rows: torch.Tensor, tiles: torch.Tensor) -> None:
+    """Contiguous rows [..., n, k] bf16 into tiles of the same shape."""
+    library, depth = library_for(rows), rows.shape[-1]
+    assert library is not None
+    library.headrace_pack(rows.data_ptr(), rows.numel() // (_TILE * depth), depth // 2, tiles.data_ptr())

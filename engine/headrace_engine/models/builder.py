@@ -125,9 +125,7 @@ class Builder:
         heights = [self._num_outputs(name) for name in rows[0]]
         shape = (len(rows), sum(heights), *self._sources[rows[0][0]].shape[1:])
         stack = torch.empty(shape, dtype=self._dtype, device=self._device)
-        for target, row in zip(stack, rows, strict=True):
-            self._read_rows(target, heights, row)
-        return kernels.prepare(stack)
+        return kernels.prepare_stack(stack, lambda index, target: self._read_rows(target, heights, rows[index]))
 
     def shared_expert(self, prefix: str) -> tuple[kernels.Weight, kernels.Weight]:
         """(w13, w2) of the expert that every token runs."""

@@ -150,6 +150,15 @@ def test_a_prepared_weight_gives_back_the_plain_one(shape: tuple[int, ...], dtyp
     assert torch.equal(prepared.plain(), weight)
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 48), (2, 5, 7)])
+def test_a_stack_filled_matrix_by_matrix_is_the_prepared_one(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    weight = Random(dtype).normal(*shape)
+    filled = ops.prepare_stack(torch.empty_like(weight), lambda index, target: target.copy_(weight[index]))
+    prepared = ops.prepare(weight)
+    assert filled.packed == prepared.packed
+    assert torch.equal(filled.data, prepared.data)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 6, 40])
 @pytest.mark.parametrize("choice", ["biased", "plain", "forced"])
 def test_route(tokens: int, choice: str, dtype: torch.dtype) -> None:
