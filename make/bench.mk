@@ -22,3 +22,7 @@ bench-operator: setup ## Pods made, ready and removed by the operator, beside th
 .PHONY: bench-tokenize
 bench-tokenize: setup ## Tokenizing turn 40 of a 100K-token session after turn 39, against tokenizing it whole
 	$(PYTHON) -m tests.bench.tokenize $(BENCH_ARGS)
+
+.PHONY: bench-load
+bench-load: setup ## A 2 GB FP8/FP4 checkpoint loaded by two ranks, beside reading its files; bytes read from the disk
+	$(PYTHON) -m tests.bench.loading $(BENCH_ARGS)
