@@ -8,12 +8,12 @@ found a node after `PLACEMENT_LIMIT_SECONDS` is taken back whole, which frees wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace_operator import names
 from headrace_operator.api_placement import Placement
-from headrace_operator.capacity import GroupShape, Room
+from headrace_operator.capacity import GroupShape, Room, num_pods
 from headrace_operator.groups import GroupKey, GroupState, Pod, Rebuild, Trouble
 from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins, Wish, allot, scopes_of
@@ -23,9 +23,12 @@ from headrace_operator.render.pods import engine_pod
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.scheduling import PodShape, shape_of
 from headrace_operator.shortage import shortage
+from headrace_operator.turns import in_turn
 from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
 
 PLACEMENT_LIMIT_SECONDS = 60.0
+# Those whose turn has not come are looked at again when pods get nodes; and after so long, if none was ever made.
+TURN_SECONDS = 5.0
 
 Templates = Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
 
@@ -35,6 +38,7 @@ class Capacity:
     """What the cluster has left for one deployment's new groups."""
 
     rooms: tuple[Room, ...] = ()
+    unbound: frozenset[PodShape] = frozenset()  # shapes of pods that are about to get nodes, any deployment's
     problem: str = ""  # why that is not known; empty: it is
     not_before: Mapping[GroupKey, float] = field(default_factory=dict)  # epoch seconds, of groups that were taken back
 
@@ -46,6 +50,7 @@ class Claim:
     group: GroupKey
     pods: tuple[str, ...]  # names
     shape: PodShape  # with what ties them to the chosen nodes
+    is_held: bool = False  # only made when others before them have nodes
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Admission:
     held: tuple[GroupKey, ...] = ()  # groups that are not made for lack of room
     shortage: Trouble | None = None  # why some groups are not made
     wait_seconds: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that is wanted is made."""
+        return self.shortage is None and not any(claim.is_held for claim in self.claims)
 
 
 def admit(
@@ -95,14 +105,20 @@ def admit(
         if allotment.waiting:
             sentence = shortage(allotment, home, capacity.rooms)
             troubles.insert(0, Trouble(names.REASON_NO_CAPACITY, sentence))
+    claims = _claims(owner, creations, shapes, pins)
+    claims = _in_turn(claims, {wish.key for wish in wishes}, capacity)
+    for claim in claims:
+        if claim.is_held:
+            del pins[claim.group]
     held = {creation.key for creation in creations} - pins.keys()
     waits = [capacity.not_before[key] - now for key in held if capacity.not_before.get(key, 0.0) > now]
+    waits += [TURN_SECONDS] if any(claim.is_held for claim in claims) else []
     kept = {role: plan.without(held) for role, plan in plans.items()}
     taken_back, more_waits = _take_back(kept, now)
     return Admission(
         plans=kept,
         pins=pins,
-        claims=tuple(_claims(owner, creations, shapes, pins)),
+        claims=tuple(claims),
         taken_back=tuple(taken_back),
         held=tuple(sorted(held)),
         shortage=troubles[0] if troubles else None,
@@ -167,6 +183,16 @@ def _claims(
         pods = tuple(names.pod_name(owner.name, key.role, key.revision, key.index, pod) for pod in creation.pods)
         claims.append(Claim(key, pods, shape))
     return claims
+
+
+def _in_turn(claims: Sequence[Claim], groups: Collection[GroupKey], capacity: Capacity) -> list[Claim]:
+    """The claims with those of `groups` held whose pods must let others go first: large pods before small ones."""
+    totals = {claim.shape: sum(num_pods(room, claim.shape) for room in capacity.rooms) for claim in claims}
+    ordered = sorted(totals, key=lambda shape: (totals[shape], repr(shape)))
+    go = set(in_turn(ordered, capacity.unbound, capacity.rooms))
+    return [
+        claim if claim.group not in groups or claim.shape in go else replace(claim, is_held=True) for claim in claims
+    ]
 
 
 def _take_back(plans: dict[str, RolePlan], now: float) -> tuple[list[GroupKey], list[float]]:

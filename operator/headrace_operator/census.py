@@ -27,6 +27,7 @@ class Occupant:
     node: str
     requests: tuple[tuple[str, int], ...] = ()
     shape: PodShape | None = None
+    is_in_line: bool = False  # the scheduler has yet to look at it
 
 
 class Census:
@@ -53,7 +54,7 @@ class Census:
         self._rooms = None
 
     def see_pod(self, body: Body) -> bool:
-        """A pod exists, like this. True if there may be more room than before."""
+        """A pod exists, like this. True if others may have got room, or their turn, by that."""
         occupant = _occupant(body)
         if occupant is None:
             return self.lose_pod(body)
@@ -68,7 +69,7 @@ class Census:
         if occupant.node:
             self._used.setdefault(occupant.node, Counter()).update(dict(occupant.requests))
         self._rooms = None
-        return False
+        return before is not None and before.is_in_line and not occupant.is_in_line
 
     def lose_pod(self, body: Body) -> bool:
         """A pod is gone, or takes no room any more. True if there may be more room than before."""
@@ -98,6 +99,11 @@ class Census:
     def uid_of(self, namespace: str, name: str) -> str | None:
         """uid of one of our own pods."""
         return self._uids.get((namespace, name))
+
+    def unbound(self) -> frozenset[PodShape]:
+        """Shapes of our own pods that are about to get nodes; not of those that the scheduler found none for, or was
+        kept from looking at: they may have none for ever."""
+        return frozenset(o.shape for o in self._occupants.values() if o.shape is not None and o.is_in_line)
 
     def rooms(self, claimed: Iterable[tuple[PodShape, int]] = ()) -> list[Room]:
         """What every node has left beside what is bound to it, what our pods without a node will take, and `claimed`
@@ -138,4 +144,5 @@ def _occupant(body: Body) -> Occupant | None:
         return replace(occupant, requests=tuple(sorted(requests_of(spec).items())))
     if not _is_ours(body) or metadata.get("deletionTimestamp"):
         return None
-    return replace(occupant, shape=shape_of(spec))
+    was_refused = any(c["type"] == "PodScheduled" and c["status"] == "False" for c in status.get("conditions") or ())
+    return replace(occupant, shape=shape_of(spec), is_in_line=not was_refused)

@@ -1,7 +1,8 @@
 """Watches nodes and pods of the whole cluster while a deployment with a placement needs to know what room there is.
 
 Without such a deployment nothing is watched and no right to do so is needed. A deployment that waits for room is looked
-at again when some may have become free (a pod gone, a node new or changed), not by the clock.
+at again when some may have become free (a pod gone, a node new or changed) or when its turn may have come, not by
+the clock.
 """
 
 from __future__ import annotations
@@ -74,14 +75,19 @@ class Inventory:
             self._waiting.setdefault(key)
             return None
         claims = self._ledger.open_claims(self._census.uid_of, self._clock())
-        return Capacity(rooms=tuple(self._census.rooms(claims)), not_before=self._ledger.not_before(key))
+        others = [(claim.shape, claim.count) for claim in claims if not (claim.is_held and claim.key == key)]
+        return Capacity(
+            rooms=tuple(self._census.rooms(others)),
+            unbound=self._census.unbound() | {claim.shape for claim in claims if not claim.is_held},
+            not_before=self._ledger.not_before(key),
+        )
 
     def record(self, key: Key, admission: Admission) -> None:
         """What a pass made of it."""
         now = self._clock()
         self._ledger.claim(key, admission.claims, self._census.uid_of, now)
         self._ledger.take_back(key, admission.taken_back, now)
-        if admission.shortage is None:
+        if admission.is_complete:
             self._waiting.pop(key, None)
         else:
             self._waiting.setdefault(key)

@@ -29,8 +29,19 @@ UidOf = Callable[[str, str], str | None]  # of a pod, by namespace and name; Non
 @dataclass(frozen=True)
 class _Entry:
     shape: PodShape
+    is_held: bool
     until: float
     predecessors: Mapping[str, str | None]  # by name of the pod: uid of the one that had the name before
+
+
+@dataclass(frozen=True)
+class OpenClaim:
+    """Pods that were claimed for and not seen yet. `is_held`: they are not even made yet."""
+
+    key: Key
+    shape: PodShape
+    count: int
+    is_held: bool
 
 
 @dataclass(frozen=True)
@@ -51,23 +62,28 @@ class Ledger:
         self._taken_back: dict[Key, dict[GroupKey, _TakenBack]] = {}
 
     def claim(self, key: Key, claims: Sequence[Claim], uid_of: UidOf, now: float) -> None:
-        """These pods are about to be made."""
+        """These pods are about to be made. What was held for the deployment before is forgotten."""
+        known = self._claims.get(key, {})
+        for group in [group for group, entry in known.items() if entry.is_held]:
+            del known[group]
         for claim in claims:
-            entry = _Entry(claim.shape, now + CLAIM_SECONDS, {pod: uid_of(key.namespace, pod) for pod in claim.pods})
+            entry = _Entry(
+                claim.shape, claim.is_held, now + CLAIM_SECONDS, {pod: uid_of(key.namespace, pod) for pod in claim.pods}
+            )
             self._claims.setdefault(key, {})[claim.group] = entry
 
     def release(self, key: Key) -> None:
         """What the deployment was about to make is not made, or is known by now."""
         self._claims.pop(key, None)
 
-    def open_claims(self, uid_of: UidOf, now: float) -> list[tuple[PodShape, int]]:
-        """Shapes and counts of pods that were claimed for and not seen yet."""
+    def open_claims(self, uid_of: UidOf, now: float) -> list[OpenClaim]:
+        """What was given out and cannot be seen in the cluster yet."""
         result = []
         for key, entries in list(self._claims.items()):
             for group, entry in list(entries.items()):
                 unseen = sum(uid_of(key.namespace, pod) in (None, uid) for pod, uid in entry.predecessors.items())
                 if unseen and now < entry.until:
-                    result.append((entry.shape, unseen))
+                    result.append(OpenClaim(key, entry.shape, unseen, entry.is_held))
                 else:
                     del entries[group]
             if not entries:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.operator.racks import RACK, gpus, rack, room
+from tests.operator.racks import RACK, gpus, group, rack, room
 from tests.operator.worlds import FakeCluster, ready_status, stored
 
 from headrace_operator import names
-from headrace_operator.admission import PLACEMENT_LIMIT_SECONDS, Capacity
+from headrace_operator.admission import PLACEMENT_LIMIT_SECONDS, TURN_SECONDS, Capacity
 from headrace_operator.api_status import Condition
 from headrace_operator.capacity import Room
 from headrace_operator.decide import Decision
@@ -218,6 +218,49 @@ def test_pods_that_are_missing_beside_others_follow_them() -> None:
     world.capacity = Capacity(tuple(rack("b", 4, 4)))
     world.step()
     assert world.racks()["decode-0-1"] == "a"
+
+
+# Two sizes of pods on the same nodes: prefill takes half a node.
+TWO_SIZES = {
+    **SPEC,
+    "spec.placement": {},
+    "spec.roles.0.parallelism": {"data": 2},
+    "spec.roles.0.resources": {"gpu": 2},
+}
+
+
+def test_small_pods_wait_until_large_ones_have_nodes_and_their_room_is_held() -> None:
+    world = World(rack("a", 4, 4, 4), TWO_SIZES)
+    decision = world.step()
+    assert list(world.racks()) == ["decode-0-0", "decode-0-1"]
+    assert decision.admission is not None
+    assert [(claim.group.role, claim.is_held) for claim in decision.admission.claims] == [
+        ("prefill", True),
+        ("decode", False),
+    ]
+    assert (decision.shortage, decision.admission.is_complete) == (None, False)
+    assert decision.wait_seconds == TURN_SECONDS
+    world.capacity = Capacity(tuple(rack("a", 0, 0, 4)))
+    assert world.step().admission.is_complete  # type: ignore[union-attr]
+    assert "prefill-0-0" in world.racks()
+
+
+def test_others_pods_on_their_way_to_the_same_nodes_are_let_go_first() -> None:
+    world = World(rack("a", 4, 4, 4))
+    nodes = tuple(rack("a", 4, 4, 4))
+    world.capacity = Capacity(nodes, unbound=frozenset({group(1, 1).pod}))
+    assert world.step().wait_seconds == TURN_SECONDS
+    assert world.racks() == {}
+    world.capacity = Capacity(nodes, unbound=frozenset({group(1, 1).pod.selecting([(RACK, "b")])}))
+    world.step()
+    assert len(world.racks()) == 3
+
+
+def test_pods_of_one_size_do_not_wait_for_each_other() -> None:
+    world = World(rack("a", 4, 4, 4, 4), {**SPEC, "spec.roles.0.replicas": 2})
+    world.capacity = Capacity(tuple(rack("a", 4, 4, 4, 4)), unbound=frozenset({group(1, 4).pod}))
+    world.step()
+    assert len(world.racks()) == 4
 
 
 SINCE = "1970-01-01T00:00:10Z"

@@ -85,6 +85,18 @@ def test_pods_without_a_node_are_counted_where_they_leave_the_most_whole_room() 
     assert free(census) == {"n0": 0, "n1": 3}
 
 
+def test_a_pod_of_ours_is_in_line_until_the_scheduler_has_looked_at_it() -> None:
+    waiting = pod(node="", phase="Pending", labels=OURS)
+    refused = {**waiting, "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}
+    for news in (refused, pod(labels=OURS)):
+        census = census_with(waiting)
+        assert census.unbound() == {shape_of(waiting["spec"])}
+        assert census.see_pod(news)  # whoever is behind it may go
+        assert census.unbound() == frozenset()
+        assert not census.see_pod(news)
+    assert census_with(pod(node="", phase="Pending")).unbound() == frozenset()
+
+
 def test_a_heartbeat_is_no_change_and_a_cordon_is() -> None:
     census = census_with()
     assert not census.see_node(node())
@@ -122,24 +134,28 @@ def claim(*pods: str) -> list[Claim]:
     return [Claim(GROUP, pods, SHAPE)]
 
 
+def counts(ledger: Ledger, census: Census, now: float) -> list[int]:
+    return [claim.count for claim in ledger.open_claims(census.uid_of, now)]
+
+
 def test_a_claim_holds_room_until_each_of_its_pods_is_seen() -> None:
     census, ledger = census_with(), Ledger()
     ledger.claim(KEY, claim("p0", "p1"), census.uid_of, now=0.0)
-    assert ledger.open_claims(census.uid_of, now=1.0) == [(SHAPE, 2)]
+    assert counts(ledger, census, now=1.0) == [2]
     assert free(census, ((SHAPE, 2),)) == {"n0": 0}
     census.see_pod(pod("p0", node="", labels=OURS))
-    assert ledger.open_claims(census.uid_of, now=1.0) == [(SHAPE, 1)]
+    assert counts(ledger, census, now=1.0) == [1]
     census.see_pod(pod("p1", node="", labels=OURS))
-    assert ledger.open_claims(census.uid_of, now=1.0) == []
+    assert counts(ledger, census, now=1.0) == []
 
 
 def test_a_pod_of_the_same_name_as_before_is_not_taken_for_the_new_one() -> None:
     census, ledger = census_with(pod("p0", labels=OURS, uid="old")), Ledger()
     ledger.claim(KEY, claim("p0"), census.uid_of, now=0.0)
-    assert ledger.open_claims(census.uid_of, now=1.0) == [(SHAPE, 1)]
+    assert counts(ledger, census, now=1.0) == [1]
     census.see_pod(pod("p0", node="", labels=OURS, uid="new"))
     census.lose_pod(pod("p0", labels=OURS, uid="old"))
-    assert ledger.open_claims(census.uid_of, now=1.0) == []
+    assert counts(ledger, census, now=1.0) == []
 
 
 def test_a_claim_whose_pods_never_come_is_given_back() -> None:
@@ -149,6 +165,16 @@ def test_a_claim_whose_pods_never_come_is_given_back() -> None:
     ledger.claim(KEY, claim("p0"), lambda *_: None, now=0.0)
     ledger.release(KEY)
     assert ledger.open_claims(lambda *_: None, now=1.0) == []
+
+
+def test_what_is_held_is_claimed_anew_by_each_pass_and_what_is_on_its_way_is_not() -> None:
+    ledger, nobody = Ledger(), lambda *_: None
+    other = GroupKey("prefill", "new", 0)
+    held = Claim(other, ("q0",), SHAPE, is_held=True)
+    ledger.claim(KEY, [*claim("p0"), held], nobody, now=0.0)
+    assert [c.is_held for c in ledger.open_claims(nobody, now=1.0)] == [False, True]
+    ledger.claim(KEY, [], nobody, now=1.0)
+    assert [c.is_held for c in ledger.open_claims(nobody, now=1.0)] == [False]
 
 
 def test_groups_taken_back_wait_twice_as_long_each_time_and_start_anew_after_a_while() -> None:

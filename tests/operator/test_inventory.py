@@ -17,6 +17,7 @@ from headrace_operator.admission import Admission, Claim
 from headrace_operator.cluster import ClusterError, Refused, WatchExpired
 from headrace_operator.groups import GroupKey, Trouble
 from headrace_operator.inventory import Inventory
+from headrace_operator.scheduling import PodShape
 from headrace_operator.workqueue import Key
 
 KEY, OTHER = Key("ns", "demo"), Key("ns", "other")
@@ -72,6 +73,11 @@ class World:
         if capacity is None or capacity.problem:
             return None
         return sum(room.free[GPU] for room in capacity.rooms) // 1000
+
+    def unbound(self) -> frozenset[PodShape]:
+        capacity = self.inventory.capacity(KEY)
+        assert capacity is not None
+        return capacity.unbound
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +190,20 @@ async def test_room_given_to_one_is_not_given_to_the_next_before_the_pods_are_se
         assert world.free(OTHER) == 0
         world.inventory.release(KEY)
         assert world.free(OTHER) == 2
+
+
+async def test_room_that_is_held_is_there_for_the_one_it_is_held_for() -> None:
+    async with at_work() as world:
+        await until(lambda: world.free() == 4)
+        world.inventory.record(KEY, Admission({}, claims=(Claim(GROUP, ("p0",), SHAPE, is_held=True),)))
+        assert (world.free(KEY), world.free(OTHER)) == (4, 2)
+        assert world.unbound() == frozenset()  # it stands in nobody's way
+        world.woken.clear()
+        world.server.tell("Pod", "ADDED", pod("other", node="", labels=OURS))
+        await until(lambda: world.unbound())
+        assert world.woken == []
+        world.server.tell("Pod", "MODIFIED", pod("other", labels=OURS))
+        await until(lambda: world.woken == [KEY])
 
 
 async def test_a_deployment_that_is_gone_no_longer_waits_and_its_claims_are_free() -> None:

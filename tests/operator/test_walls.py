@@ -26,6 +26,7 @@ PURE = [
     "capacity",
     "placement",
     "shortage",
+    "turns",
     "admission",
     "census",
     "ledger",

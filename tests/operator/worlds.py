@@ -30,7 +30,8 @@ def stored(changes: dict[str, Any] | None = None, generation: int = 1) -> Disagg
 class FakeCluster:
     """Children of one deployment: applies decisions, lets tests age and break the pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid_prefix: str = "uid") -> None:
+        self.uid_prefix = uid_prefix
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.status = Status()
         self.version = 0
@@ -69,7 +70,7 @@ class FakeCluster:
             before["metadata"]["resourceVersion"] = str(self.version)
             return before
         stored_body = {**copy.deepcopy(body), **({"status": before["status"]} if "status" in before else {})}
-        uid = before["metadata"]["uid"] if before else f"uid-{self.version}"
+        uid = before["metadata"]["uid"] if before else f"{self.uid_prefix}-{self.version}"
         stored_body["metadata"] |= {"uid": uid, "resourceVersion": str(self.version), "generation": 1}
         self.objects[key] = stored_body
         return stored_body
@@ -81,6 +82,9 @@ class FakeCluster:
         """Every pod runs and is ready, and the router too."""
         for body in self.pods().values():
             body["status"] = ready_status()
+        self.make_router_ready()
+
+    def make_router_ready(self) -> None:
         for (kind, _), body in self.objects.items():
             if kind == "Deployment":
                 replicas = body["spec"]["replicas"]
