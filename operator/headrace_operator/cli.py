@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from headrace_operator import cli_retry, cli_rollout, cli_status, names
+from headrace_operator import cli_history, cli_retry, cli_rollout, cli_status, names
 from headrace_operator.manifests import ManifestError, load
 
 _EPILOG = """\
@@ -24,6 +24,7 @@ examples:
   headrace status tiny-2p1d -n default
   headrace retry tiny-2p1d --role decode
   headrace plan-rollout docs/examples/tiny-2p1d.yaml
+  headrace rollout undo tiny-2p1d
 
 exit codes: 0 done; 1 a process, the cluster or the deployment failed; 2 bad flags or a bad file
 """
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_status.add_parser(commands)
     cli_retry.add_parser(commands)
     cli_rollout.add_parser(commands)
+    cli_history.add_parser(commands)
     return parser
 
 

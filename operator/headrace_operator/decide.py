@@ -14,10 +14,11 @@ from headrace_operator.admission import Admission, Capacity, admit
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import Status
+from headrace_operator.children import Application, ChildDeletion, applications_of, unwanted
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
-from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.groups import GroupKey, RoleState, Trouble
+from headrace_operator.history import number_of
 from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins
 from headrace_operator.planning import known_templates, role_states, strategy_of
@@ -41,28 +42,6 @@ class Defaults:
 
     engine_image: str
     router_image: str
-
-
-@dataclass(frozen=True)
-class Application:
-    """Apply `body`. `is_new`: no child of that name is known, so the name must be free or ours."""
-
-    body: Body
-    is_new: bool
-
-    @property
-    def is_metadata_only(self) -> bool:
-        """Labels and annotations of an object whose other fields are fixed."""
-        return not self.is_new and self.body["kind"] in WRITTEN_ONCE
-
-
-@dataclass(frozen=True)
-class ChildDeletion:
-    """Delete one child that is not a pod of a group."""
-
-    kind: str
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +112,7 @@ def decide(
     pins = admission.pins if admission else {}
     wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
-    applications, repairs = _applications(wanted, observed)
+    applications, repairs = applications_of(wanted, observed)
     drains = plan_drains(
         observed.groups,
         [deletion for plan in plans.values() for deletion in plan.delete],
@@ -151,7 +130,7 @@ def decide(
             list(drains.delete)
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
-        delete_children=tuple(_pruned(observed, desired)),
+        delete_children=tuple(unwanted(observed, desired, revisions)),
         notes=(
             *scaling.notes,
             *(note for plan in plans.values() for note in plan.notes),
@@ -236,7 +215,9 @@ def _wanted_objects(
             template = templates.get((role, revision))
             if template:
                 stored = observed.children.get(("ControllerRevision", names.revision_name(owner.name, role, revision)))
-                number = int(stored["revision"]) if stored else deployment.metadata.generation
+                others = [b for (k, _), b in observed.children.items() if k == "ControllerRevision" and _is_of(b, role)]
+                is_wanted = revision == revisions.get(role)
+                number = number_of(stored, others, is_wanted, deployment.metadata.generation)
                 bodies.append(controller_revision(owner, role, revision, template, number))
                 bodies.append(group_service(owner, role, revision))
         wanted = deployment.spec.role(role)
@@ -261,33 +242,12 @@ def _wanted_objects(
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
 
 
+def _is_of(revision: Mapping[str, Any], role: str) -> bool:
+    return (revision["metadata"].get("labels") or {}).get(names.LABEL_ROLE) == role
+
+
 def _new_pod(
     owner: Owner, creation: Creation, index: int, template: RoleTemplate, pins: Pins, deployment: DisaggDeployment
 ) -> Body:
     pod = pinned(engine_pod(owner, creation.key, index, template), pins)
     return avoiding(leaving_after(pod, deployment.spec.restart_policy.node_loss_seconds), creation.avoided_nodes)
-
-
-def _applications(wanted: list[Body], observed: Observed) -> tuple[list[Application], list[Note]]:
-    applications, notes = [], []
-    for body in wanted:
-        key = (body["kind"], body["metadata"]["name"])
-        if key in observed.strangers:
-            continue
-        live = observed.children.get(key)
-        if live is None:
-            applications.append(Application(body, is_new=True))
-        elif live["metadata"].get("deletionTimestamp") is None and has_drifted(live, body):
-            repair = metadata_repair(live, body) if body["kind"] in WRITTEN_ONCE else body
-            applications.append(Application(repair, is_new=False))
-            notes.append(Note("ChildApplied", f"{key[0]} {key[1]} is brought back to what is wanted"))
-    return applications, notes
-
-
-def _pruned(observed: Observed, desired: Mapping[tuple[str, str], Body]) -> list[ChildDeletion]:
-    """Children that nothing wants any more. Pods of groups are the plans' business."""
-    return [
-        ChildDeletion(kind, name, body["metadata"]["uid"])
-        for (kind, name), body in sorted(observed.children.items())
-        if kind != "Pod" and (kind, name) not in desired and body["metadata"].get("deletionTimestamp") is None
-    ]

@@ -26,7 +26,7 @@ _QUANTITIES = ("requests", "limits")
 def has_drifted(live: Body, desired: Body) -> bool:
     """Whether `desired` must be applied over `live`."""
     if desired["kind"] in WRITTEN_ONCE:
-        return not holds(_own_metadata(desired), live["metadata"])
+        return not holds(_own_metadata(desired), live["metadata"]) or desired.get("revision") != live.get("revision")
     return _stamp(live) != _stamp(desired) or not holds(
         {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live
     )
@@ -55,6 +55,8 @@ def metadata_repair(live: Body, desired: Body) -> dict[str, Any]:
         "apiVersion": desired["apiVersion"],
         "kind": desired["kind"],
         "metadata": {**identity, **_own_metadata(desired)},
+        # The number of a ControllerRevision, which alone may change; left out it would be taken away.
+        **({"revision": desired["revision"]} if "revision" in desired else {}),
     }
 
 

@@ -74,7 +74,8 @@ def _role_state(
     noted = [rebuild for rebuild in status.rebuilds if rebuild.role == name]
     wanted = wishes(deployment.metadata.annotations.get(names.ANNOTATION_RETRY, ""))
     own = {revision: template for (of, revision), template in templates.items() if of == name}
-    has_gpus = any(template.resources.num_gpus for template in templates.values())
+    present = {(key.role, key.revision) for key in observed.groups} | set(revisions.items())
+    has_gpus = any(template.resources.num_gpus for place, template in templates.items() if place in present)
     return RoleState(
         role=name,
         revision=revisions.get(name, ""),

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from headrace_operator import metrics, names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
+from headrace_operator.children import Application
 from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
-from headrace_operator.decide import Application, Decision, Defaults, decide
+from headrace_operator.decide import Decision, Defaults, decide
 from headrace_operator.drain import GateChange, worth_asking
 from headrace_operator.drift import status_has_drifted
 from headrace_operator.engines import Engines

@@ -150,6 +150,16 @@ def test_status_without_a_cluster_says_what_to_do(
     assert "set KUBECONFIG" in err
 
 
+@pytest.mark.parametrize("verb", ["history", "undo"])
+def test_rollout_without_a_cluster_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    code, _, err = run(capsys, "rollout", verb, "demo")
+    assert code == 1
+    assert "set KUBECONFIG" in err
+
+
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0

@@ -193,7 +193,7 @@ def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(
     after = serving.pod_uids(NAME)
     assert not {n for n in after if "prefill" in n} & set(before)
     assert {n: u for n, u in after.items() if "decode" in n} == {n: u for n, u in before.items() if "decode" in n}
-    eventually(lambda: len(serving.list("controllerrevisions", NAME)) == 2)
+    eventually(lambda: len(serving.list("controllerrevisions", NAME)) == 3)  # the old template is kept, to go back to
 
 
 def test_a_name_that_is_taken_is_left_alone(namespace: kube.Namespace, deployment: Deployment) -> None:

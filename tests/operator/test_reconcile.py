@@ -59,7 +59,7 @@ class FakeServer:
         return {}  # it answers
 
     async def apply(self, body: dict[str, Any], field_manager: str) -> dict[str, Any]:
-        assert field_manager == names.MANAGER or body.keys() == {"apiVersion", "kind", "metadata"}
+        assert field_manager == names.MANAGER or body.keys() <= {"apiVersion", "kind", "metadata", "revision"}
         self.calls.append(f"apply {body['kind']}")
         if self.refuse == body["kind"]:
             raise Refused(f"apply {body['kind']}: exceeded quota")

@@ -44,6 +44,8 @@ PURE = [
     "pairing",
     "planning",
     "plans",
+    "children",
+    "history",
     "forecast",
     "progress",
     "slots",

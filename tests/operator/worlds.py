@@ -64,9 +64,10 @@ class FakeCluster:
         self.version += 1
         key = (body["kind"], body["metadata"]["name"])
         before = self.objects.get(key, {})
-        if before and not body.keys() - {"apiVersion", "kind", "metadata"}:
+        if before and not body.keys() - {"apiVersion", "kind", "metadata", "revision"}:
             for part in ("labels", "annotations"):
                 before["metadata"].setdefault(part, {}).update(body["metadata"].get(part, {}))
+            before |= {"revision": body["revision"]} if "revision" in body else {}
             before["metadata"]["resourceVersion"] = str(self.version)
             return before
         stored_body = {**copy.deepcopy(body), **({"status": before["status"]} if "status" in before else {})}
