@@ -19,7 +19,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,17 +158,28 @@ def costs(before: Samples, after: Samples) -> dict[str, float]:
     }
 
 
-def prepare() -> Cluster:
-    """The cluster with the operator and the pretended nodes."""
+@contextmanager
+def prepared() -> Iterator[Cluster]:
+    """The cluster with the operator, pretended nodes and an empty namespace; what was made for it goes at the end."""
     cluster = discover()
     headrace.install(cluster)
-    if cluster.is_one_machine:
-        script = str(REPOSITORY / "e2e/cluster/cluster.py")
-        subprocess.run([sys.executable, script, "kwok", "up", str(NUM_NODES)], check=True, stdout=subprocess.PIPE)
-    elif not cluster.list("nodes", SELECTOR):
+    has_nodes = bool(cluster.list("nodes", SELECTOR))
+    if not has_nodes and not cluster.is_one_machine:
         raise SystemExit(f"this cluster has no pretended nodes: it needs some with the label {SELECTOR}")
+    if not has_nodes:
+        _kwok("up", str(NUM_NODES))
     cluster.kubectl("create", "namespace", NAMESPACE)
-    return cluster
+    try:
+        yield cluster
+    finally:
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+        if not has_nodes:
+            _kwok("down")
+
+
+def _kwok(*arguments: str) -> None:
+    script = str(REPOSITORY / "e2e/cluster/cluster.py")
+    subprocess.run([sys.executable, script, "kwok", *arguments], check=True, stdout=subprocess.PIPE)
 
 
 def main() -> None:
@@ -181,9 +193,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("bench-results/operator-scale.json"))
     arguments = parser.parse_args()
     shapes = [SHAPES[name] for name in arguments.shapes.split(",")]
-    cluster = prepare()
     results, spent = Results(), []
-    try:
+    with prepared() as cluster:
         for shape in [shape for shape in shapes for _ in range(arguments.repetitions)]:
             for server, bodies in ((PEER, deployments(shape)), (OURS, disagg_deployments(shape))):
                 before = operator_samples(cluster)
@@ -193,8 +204,6 @@ def main() -> None:
                     results.add(Cell(f"{shape.name}: {what}", "s", higher_is_better=False), server, seconds)
                 if server == OURS:
                     spent.append({"shape": shape.name, **costs(before, operator_samples(cluster))})
-    finally:
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     report(results, spent, arguments.output)
 
 
