@@ -2,8 +2,9 @@
 
     python -m tests.engine.chat.regenerate [--wheel FILE]
 
-Without --wheel the pinned wheel (0.2 GB) is downloaded into the cache folder. Two plain modules are taken out of it and
-run from there; nothing is installed, and no code of theirs is part of this project.
+Without --wheel the pinned wheel (0.2 GB) is downloaded into ${HEADRACE_CACHE:-~/.cache/headrace}.
+Two plain modules are taken out of it and run from there; nothing is installed, and no code of theirs is part of this
+project.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import copy
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,15 +26,15 @@ from tests.engine.chat.conversations import CONVERSATIONS, EFFORTS
 
 VERSION = "0.33.0"
 GOLDEN = Path(__file__).with_name("golden")
-CACHE = Path.home() / ".cache" / "headrace" / "vllm-wheel"
 
 
 def fetch_wheel() -> Path:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    if not list(CACHE.glob(f"vllm-{VERSION}-*.whl")):
+    cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace") / "vllm-wheel"
+    cache.mkdir(parents=True, exist_ok=True)
+    if not list(cache.glob(f"vllm-{VERSION}-*.whl")):
         command = ["python3", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, f"vllm=={VERSION}", "--dest", str(CACHE)], check=True, timeout=1800)
-    (wheel,) = CACHE.glob(f"vllm-{VERSION}-*.whl")
+        subprocess.run([*command, f"vllm=={VERSION}", "--dest", str(cache)], check=True, timeout=1800)
+    (wheel,) = cache.glob(f"vllm-{VERSION}-*.whl")
     return wheel
 
 
