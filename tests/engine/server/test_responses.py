@@ -111,7 +111,15 @@ async def test_structured_output(client: AsyncOpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "clock"}])
 async def test_a_call_that_is_insisted_on(client: AsyncOpenAI, choice: Any) -> None:
     tools = [{"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}]
-    response = await ask(client, "hi", tools=tools, tool_choice=choice, reasoning={"effort": "none"})
+    response = await ask(
+        client,
+        "hi",
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_output_tokens=200,
+        reasoning={"effort": "none"},
+    )
     assert next(item.name for item in response.output if item.type == "function_call") == "clock"
 
 
