@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.operator.role_worlds import Wanted, World
 
 from headrace_operator.groups import GroupState, Strategy
+from headrace_operator.names import REASON_NO_CAPACITY
 from headrace_operator.plans import RolePlan
 
 ONE = {"decode": Wanted("a", 3)}
@@ -113,13 +114,14 @@ def run_history(
         for _ in range(event.num_steps):
             check_step(world, wanted)
     wanted = wanted_of(events[-1], sizes, world.shapes)
-    can_wait_for_ever = strategy.max_unavailable == 0 and strategy.when_full == "Wait" and world.capacity is not None
+    # Groups made with surge are not given back when others turn out to need their room: that is said, and waited for.
+    can_wait_for_ever = strategy.max_surge > 0 and world.capacity is not None
     for _ in range(num_settle):
         check_step(world, wanted)
         if world.is_settled(wanted):
             return
     assert can_wait_for_ever, f"not settled: {world.groups} {world.plans}"
-    assert any(plan.blocked for plan in world.plans.values())
+    assert any(t.reason == REASON_NO_CAPACITY for plan in world.plans.values() for t in plan.blocked)
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +151,7 @@ def test_any_history_on_a_nearly_full_rack_keeps_its_bounds_and_ends_or_says_why
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     STRATEGIES,
     st.tuples(st.integers(1, 8), st.integers(1, 8)),
