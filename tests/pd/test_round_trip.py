@@ -79,8 +79,9 @@ def test_both_ranks_count_a_transfer(pair: tuple[Engine, Engine]) -> None:
     (prompt,) = prompts_of([2 * BLOCK + 1], first=92)
     pd_tokens(prefill.url, decode.url, prompt)
     deadline = time.monotonic() + 10
-    while [engine.metric(name) for engine, name in counters] != [count + 1 for count in before]:
-        assert time.monotonic() < deadline, f"{before} has not become one more each"
+    # Ranks report now and then: what was read before may have lagged behind what was done before.
+    while not all(engine.metric(name) > count for (engine, name), count in zip(counters, before, strict=True)):
+        assert time.monotonic() < deadline, f"{before} has not become more"
         time.sleep(0.1)
     assert decode.metric("headrace:num_transfer_peers") == 1
     assert decode.metric("headrace:kv_receive_failures_total") == 0
