@@ -21,7 +21,7 @@ unit: setup ## Everything that needs neither a cluster nor minutes
 check: lint types crds-check unit ## Lint, types, generated files, unit tests: under 3 minutes
 
 .PHONY: slow
-slow: setup ## Parity with transformers and P/D between real processes
+slow: setup ## Parity with transformers at length, and P/D between real processes
 	$(FAST_ENV) $(PYTEST) tests -m "slow and not e2e and not gpu" -n 2 --dist loadscope -q
 
 .PHONY: e2e

@@ -144,6 +144,7 @@ def test_a_signal_stops_everything(start: Callable[..., Up], number: int) -> Non
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_a_pod_that_ignores_the_signal_is_killed_after_the_drain_time(
     start: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_pod_that_ignores_the_signal_is_killed_after_the_drain_time(
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_two_signals_at_once_end_it_at_once(start: Callable[..., Up]) -> None:
     up = start({"spec.drainTimeoutSeconds": 600}, engine(on_term="None"))
     up.wait_ready()
@@ -167,6 +169,7 @@ def test_two_signals_at_once_end_it_at_once(start: Callable[..., Up]) -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_a_template_reaches_local_processes_as_it_would_a_pod(start: Callable[..., Up]) -> None:
     template = {
         "env": [{"name": "A", "value": "at $(HEADRACE_POD_IP)"}],
@@ -196,6 +199,7 @@ def test_a_pod_that_cannot_start_ends_all_with_its_last_words(start: Callable[..
     assert "bad flag: the checkpoint is not there" in text
 
 
+@pytest.mark.slow
 def test_a_group_that_loses_a_process_later_is_started_again_as_a_whole(start: Callable[..., Up]) -> None:
     up = start()
     up.wait_ready()
@@ -207,6 +211,7 @@ def test_a_group_that_loses_a_process_later_is_started_again_as_a_whole(start: C
     assert up.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_router_that_ends_ends_all(start: Callable[..., Up]) -> None:
     up = start()
     up.wait_ready()
@@ -219,6 +224,7 @@ def test_a_router_that_ends_ends_all(start: Callable[..., Up]) -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_it_is_killed_itself(start: Callable[..., Up]) -> None:
     up = start()
     up.wait_ready()

@@ -26,6 +26,8 @@ from tests.pd.engines import (
 )
 from tests.pd.reference import Reference
 
+pytestmark = pytest.mark.slow  # real processes
+
 LENGTHS = [1, 2, 7, 8, 9, 15, 16, 17, 24, 33, 60]
 END_SECONDS = 20
 
@@ -64,10 +66,10 @@ def test_an_idle_group_answers_at_once(dep2: Engine) -> None:
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param("leader's rank", marks=pytest.mark.slow),
+        "leader's rank",
         "follower's rank",
-        pytest.param("leader", marks=pytest.mark.slow),
-        pytest.param("follower", marks=pytest.mark.slow),
+        "leader",
+        "follower",
     ],
 )
 def test_whatever_of_a_group_dies_all_of_it_ends_within_seconds(victim: str) -> None:

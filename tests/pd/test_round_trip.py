@@ -25,9 +25,10 @@ from tests.pd.engines import (
 )
 from tests.pd.reference import Reference
 
+pytestmark = pytest.mark.slow  # real processes
+
 # Every residue modulo the block, and around the tiny model's boundaries: ratios 4 and 8, window 8, index from 20 on.
-FEW_LENGTHS = [1, 2, 3, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 3, 130]
-ALL_LENGTHS = [1, 2, 3, 4, 5, *range(BLOCK - 1, 3 * BLOCK + 2), 4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 130, 200, 2000]
+LENGTHS = [1, 2, 3, 4, 5, *range(BLOCK - 1, 3 * BLOCK + 2), 4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 130, 200, 2000]
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,11 @@ def pair() -> Iterator[tuple[Engine, Engine]]:
         yield engines
 
 
-@pytest.mark.parametrize(
-    "lengths", [pytest.param(FEW_LENGTHS, id="few"), pytest.param(ALL_LENGTHS, id="all", marks=pytest.mark.slow)]
-)
 def test_apart_and_together_give_the_tokens_of_transformers(
-    unified: Engine, pair: tuple[Engine, Engine], reference: Reference, lengths: list[int]
+    unified: Engine, pair: tuple[Engine, Engine], reference: Reference
 ) -> None:
     prefill, decode = pair
-    for prompt in prompts_of(lengths):
+    for prompt in prompts_of(LENGTHS):
         expected = reference.tokens(prompt, 8)
         assert generate(unified.url, prompt) == expected, f"together, {len(prompt)} tokens"
         assert pd_tokens(prefill.url, decode.url, prompt) == expected, f"apart, {len(prompt)} tokens"

@@ -262,6 +262,7 @@ def test_blocks_of_an_aborted_request_are_not_reused_while_prefill_may_write(
     assert_pushed(prefill, decode, list(zip([4, 5, 6], blocks, strict=True)), slots=(1, slot))
 
 
+@pytest.mark.slow
 def test_a_prompt_may_take_many_leases(prefill: PrefillRank, start_decode: Callable[..., ChildRank]) -> None:
     decode = start_decode("decode-patient", lease_seconds=1.5)
     token_ids = prompt(2 * BLOCK_SIZE)
@@ -277,6 +278,7 @@ def test_a_prompt_may_take_many_leases(prefill: PrefillRank, start_decode: Calla
     assert_pushed(prefill, decode, [(1, 0), (2, 1)], slots=(0, 0))
 
 
+@pytest.mark.slow
 def test_a_frozen_prefill_rank_costs_the_request_one_lease_and_writes_nothing_when_it_thaws(
     start_decode: Callable[..., ChildRank],
 ) -> None:
@@ -388,6 +390,7 @@ def test_a_killed_peer_fails_the_push_at_once_and_its_next_life_works(
     assert_pushed(prefill, second, [(3, 0), (4, 1)], slots=(1, 0))
 
 
+@pytest.mark.slow
 def test_a_peer_that_restarts_between_two_pushes_is_replaced(
     prefill: PrefillRank, start_decode: Callable[..., ChildRank]
 ) -> None:
@@ -403,6 +406,7 @@ def test_a_peer_that_restarts_between_two_pushes_is_replaced(
     assert prefill.agent.stats().num_peers == num_peers  # no connection to a former life is kept
 
 
+@pytest.mark.slow
 def test_a_frozen_peer_costs_one_write_timeout_and_the_others_go_on(
     start_decode: Callable[..., ChildRank],
 ) -> None:
