@@ -125,6 +125,7 @@ def pod(
         "kind": "Pod",
         "metadata": {"name": name, "labels": labels or {}},
         "spec": {
+            "terminationGracePeriodSeconds": 1,  # nothing in it listens to SIGTERM
             "restartPolicy": "Never",
             "nodeName": node,
             "containers": [{"name": "main", "image": image, "command": command}],

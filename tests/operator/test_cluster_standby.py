@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 NAME = "kept"
 LEASE = "headrace"
 # Longer than the lease, and than what kopf would try on for by itself (54 s).
-OUTAGE_SECONDS = 75
+OUTAGE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
