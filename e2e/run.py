@@ -2,6 +2,8 @@
 
 The scenarios of this folder come first, then the operator's own tests on a cluster. `tests/cluster` is about the
 one-machine cluster itself (it cuts the power of a node), so it comes last, and only on that cluster.
+With --long it runs those that wait for an outage, a power cut or a time limit to pass, without it all others. Anything
+else on the command line is pytest's.
 """
 
 from __future__ import annotations
@@ -17,5 +19,7 @@ if __name__ == "__main__":
     folders = [root / "e2e", root / "tests" / "operator"]
     if not os.environ.get("KUBECONFIG"):
         folders.append(root / "tests" / "cluster")
-    options = ["-m", "e2e", "-p", "no:cacheprovider", "-q", "--durations=8"]
-    sys.exit(pytest.main([*options, *(sys.argv[1:] or map(str, folders))]))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--long"]
+    chosen = "e2e and long" if "--long" in sys.argv else "e2e and not long"
+    options = ["-m", chosen, "-p", "no:cacheprovider", "-q", "--durations=8"]
+    sys.exit(pytest.main([*options, *(arguments or map(str, folders))]))

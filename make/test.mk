@@ -28,8 +28,12 @@ slow: setup ## Parity with transformers at length, and P/D between real processe
 e2e: setup ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cluster-up`)
 	$(PYTHON) e2e/run.py $(E2E_ARGS)
 
+.PHONY: long
+long: setup ## Scenarios on a real Kubernetes that wait for minutes: outages, power cuts, time limits
+	$(PYTHON) e2e/run.py --long $(E2E_ARGS)
+
 .PHONY: test
-test: check slow e2e ## Everything: lint, types, unit, contract, chart, parity, P/D, end to end
+test: check slow e2e ## Everything but `long`: lint, types, unit, contract, chart, parity, P/D, end to end
 
 .PHONY: quickstart
 quickstart: setup ## From nothing to a served token: cluster, chart, docs/examples/tiny-2p1d.yaml, one question

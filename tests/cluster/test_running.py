@@ -102,6 +102,7 @@ def test_a_pod_reaches_a_service_by_name_on_another_node(kubectl: Kubectl, names
     assert kubectl("logs", "-n", namespace, "client").strip() == "200"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("end", "begin"), [("kill", "start"), ("freeze", "thaw")], ids=["power cut", "hang"])
 def test_a_lost_node_is_noticed_and_comes_back(kubectl: Kubectl, restored_node: str, end: str, begin: str) -> None:
     cluster("node", end, restored_node)

@@ -119,6 +119,7 @@ def occupier(index: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+@pytest.mark.long
 def test_a_group_that_others_pods_keep_from_being_whole_is_taken_back_and_made_again(namespace: kube.Namespace) -> None:
     taken = [occupier(index) for index in range(NODES_PER_RACK - 1)]
     namespace.apply({"apiVersion": "v1", "kind": "List", "items": taken})

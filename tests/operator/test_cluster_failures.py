@@ -118,6 +118,7 @@ def test_a_drained_node_moves_one_group_at_a_time_and_each_once(cluster: Cluster
     assert all(rebuild["failures"] == 0 for rebuild in rebuilds)
 
 
+@pytest.mark.long
 def test_a_group_that_keeps_failing_is_given_up_and_comes_back_when_asked(
     serving: kube.Namespace, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def node_command(command: str, node: str) -> None:
     subprocess.run([sys.executable, str(REPOSITORY / "e2e/cluster/cluster.py"), "node", command, node], check=True)
 
 
+@pytest.mark.long
 def test_groups_leave_a_node_that_lost_its_power(cluster: Cluster, serving: kube.Namespace) -> None:
     if not cluster.is_one_machine:
         pytest.skip("needs a node whose power can be cut")

@@ -78,6 +78,7 @@ def test_the_scale_subresource_names_the_leaders(serving: kube.Namespace) -> Non
     assert [pod["metadata"]["labels"][names.LABEL_POD_INDEX] for pod in chosen] == ["0"]
 
 
+@pytest.mark.long
 def test_an_autoscaler_scales_and_an_apply_does_not_undo_it(cluster: Cluster, serving: kube.Namespace) -> None:
     # At fewer groups than minReplicas an autoscaler acts without any metric, so none has to be served here.
     target = {"apiVersion": names.API_VERSION, "kind": names.SCALER_KIND, "name": f"{NAME}-decode"}

@@ -89,6 +89,7 @@ def test_one_works_and_the_other_stands_by_ready(operators: kube.Namespace, serv
     assert_something_is_repaired(serving)
 
 
+@pytest.mark.long
 def test_the_other_takes_over_when_the_one_that_works_dies(operators: kube.Namespace, serving: kube.Namespace) -> None:
     first, before = holder(operators), serving.pod_uids(NAME)
     operators.run("delete", "pod", first, "--force", "--grace-period=0")
@@ -98,6 +99,7 @@ def test_the_other_takes_over_when_the_one_that_works_dies(operators: kube.Names
     assert serving.pod_uids(NAME) == before
 
 
+@pytest.mark.long
 def test_nothing_restarts_while_the_api_server_is_away(
     cluster: Cluster, operators: kube.Namespace, serving: kube.Namespace
 ) -> None:
