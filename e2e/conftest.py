@@ -19,7 +19,10 @@ from e2e.support.cluster import Cluster, discover
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
     for item in items:
+        if not item.path.is_relative_to(here):
+            continue  # pytest shows every item of the session to every conftest
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.timeout(900))  # waits have their own, shorter deadlines and say more
 
