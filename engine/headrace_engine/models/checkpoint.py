@@ -64,7 +64,12 @@ class Checkpoint:
             raise ModelError(f"{file} is damaged or incomplete: {error}") from error
 
 
-def content_digest(files: list[Path]) -> str:
+def computation_digest(config: object, files: list[Path], dtype: str) -> str:
+    """Identity of what a model computes: hyper-parameters, weights, and the precision of the computation."""
+    return hashlib.blake2b(f"{config}|{_content_digest(files)}|{dtype}".encode(), digest_size=16).hexdigest()
+
+
+def _content_digest(files: list[Path]) -> str:
     """Identity of the weights: each file's name, size, first bytes and evenly spread samples of the rest.
 
     Two checkpoints of different weights differ in practically every sampled block.

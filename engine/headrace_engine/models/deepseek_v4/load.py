@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
 
 from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_dtype
-from headrace_engine.models.checkpoint import Checkpoint, content_digest
+from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config, parse
 from headrace_engine.models.deepseek_v4.model import DeepseekV4, Layer
@@ -51,13 +50,8 @@ def load_model(
             head=builder.linear("head.weight"),
             cache_dtype=cache_dtype,
             eos_token_ids=eos_token_ids(raw_config, generation_config),
-            digest=_digest(config, checkpoint.files, dtype),
+            digest=computation_digest(config, checkpoint.files, dtype),
         )
-
-
-def _digest(config: V4Config, files: list[Path], dtype: str) -> str:
-    """Identity of what is computed: hyper-parameters, weights, and the precision of the computation."""
-    return hashlib.blake2b(f"{config}|{content_digest(files)}|{dtype}".encode(), digest_size=16).hexdigest()
 
 
 def _layer(builder: Builder, config: V4Config, index: int) -> Layer:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_dtype
-from headrace_engine.models.checkpoint import Checkpoint, content_digest
+from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v41.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config, parse
 from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
@@ -50,13 +49,8 @@ def load_model(
             head=builder.linear("head.weight"),
             cache_dtype=resolve_dtype(cache_dtype, config.dtype, "cache dtype"),
             eos_token_ids=eos_token_ids({**raw_config["text_config"], **raw_config}, generation_config),
-            digest=_digest(config, checkpoint.files, dtype),
+            digest=computation_digest(config, checkpoint.files, dtype),
         )
-
-
-def _digest(config: V41Config, files: list[Path], dtype: str) -> str:
-    """Identity of what is computed: hyper-parameters, weights, and the precision of the computation."""
-    return hashlib.blake2b(f"{config}|{content_digest(files)}|{dtype}".encode(), digest_size=16).hexdigest()
 
 
 def _engrams(builder: Builder, config: V41Config, path: Path) -> EngramLookup | None:
