@@ -98,38 +98,21 @@ class Cluster:
         self, namespace: str, name: str, uid: str, status: Body, kind: str = names.KIND
     ) -> Body | None:
         """Server-side apply of the status of one of our own resources; None if it (with this uid) is gone."""
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": kind,
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "status": status,
-        }
+        return await self._apply_status(names.API_VERSION, kind, namespace, name, uid, status)
+
+    async def set_gate(self, namespace: str, name: str, uid: str, condition: Body) -> Body | None:
+        """Server-side apply of one condition of a pod's status; None if it (with this uid) is gone."""
+        return await self._apply_status("v1", "Pod", namespace, name, uid, {"conditions": [condition]})
+
+    async def _apply_status(
+        self, api_version: str, kind: str, namespace: str, name: str, uid: str, status: Body
+    ) -> Body | None:
+        metadata = {"name": name, "namespace": namespace, "uid": uid}
+        body = {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}
         try:
             return await self._call(
                 "apply_status",
                 kind,
-                "server_side_apply",
-                subresource="status",
-                body=body,
-                namespace=namespace,
-                field_manager=names.MANAGER,
-                force_conflicts=True,
-            )
-        except Gone:
-            return None
-
-    async def set_gate(self, namespace: str, name: str, uid: str, condition: Body) -> Body | None:
-        """Server-side apply of one condition of a pod's status; None if it (with this uid) is gone."""
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "status": {"conditions": [condition]},
-        }
-        try:
-            return await self._call(
-                "apply_status",
-                "Pod",
                 "server_side_apply",
                 subresource="status",
                 body=body,
