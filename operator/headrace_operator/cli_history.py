@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace_operator import names
+from headrace_operator.cli_cluster import add_deployment, with_deployment
+
+if TYPE_CHECKING:
+    from headrace_operator.cluster import Cluster
 
 _UNDO = """\
 Puts the templates of an earlier revision back into the spec, for all roles together; numbers of groups stay. The
@@ -25,43 +28,30 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     undo = verbs.add_parser("undo", help="go back to an earlier revision", description=_UNDO)
     undo.add_argument("--to", type=int, metavar="N", help="number of the revision (default: the one before)")
     for parser, run in ((history, _history), (undo, _undo)):
-        parser.add_argument("name")
-        parser.add_argument("-n", "--namespace", default="default", help="default: %(default)s")
+        add_deployment(parser)
         parser.set_defaults(run=run)
 
 
 def _history(args: argparse.Namespace) -> int:
-    return _with_cluster(args, _print_history)
+    return with_deployment(args, _print_history)
 
 
 def _undo(args: argparse.Namespace) -> int:
-    return _with_cluster(args, _go_back)
+    return with_deployment(args, _go_back)
 
 
-def _with_cluster(args: argparse.Namespace, work: Any) -> int:
-    from headrace_operator.cluster import ClusterError, connect
-    from headrace_operator.history import CannotUndo, entries
+async def _entries(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]) -> list[Any]:
+    """The revisions that are kept of the deployment, the oldest first."""
+    from headrace_operator.history import entries
     from headrace_operator.observe import controller_uid
 
-    async def run() -> int:
-        async with connect() as cluster:
-            body = await cluster.get(names.KIND, args.namespace, args.name)
-            if body is None:
-                print(f"headrace: there is no {names.KIND} {args.name} in namespace {args.namespace}", file=sys.stderr)
-                return 1
-            stored = await cluster.list_children("ControllerRevision", args.namespace, args.name)
-            own = [each for each in stored if controller_uid(each) == body["metadata"]["uid"]]
-            found = entries(own, [role["name"] for role in body["spec"]["roles"]])
-            return int(await work(args, cluster, body, found))
-
-    try:
-        return asyncio.run(run())
-    except (ClusterError, CannotUndo, OSError) as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 1
+    stored = await cluster.list_children("ControllerRevision", args.namespace, args.name)
+    own = [each for each in stored if controller_uid(each) == body["metadata"]["uid"]]
+    return list(entries(own, [role["name"] for role in body["spec"]["roles"]]))
 
 
-async def _print_history(args: argparse.Namespace, cluster: Any, body: dict[str, Any], found: list[Any]) -> int:
+async def _print_history(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]) -> int:
+    found = await _entries(args, cluster, body)
     if args.output == "json":
         print(json.dumps(history_data(found), indent=2))
     else:
@@ -69,11 +59,15 @@ async def _print_history(args: argparse.Namespace, cluster: Any, body: dict[str,
     return 0
 
 
-async def _go_back(args: argparse.Namespace, cluster: Any, body: dict[str, Any], found: list[Any]) -> int:
-    from headrace_operator.history import chosen, restored
+async def _go_back(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]) -> int:
+    from headrace_operator.history import CannotUndo, chosen, restored
 
-    entry = chosen(found, args.to)
-    wanted = restored({**body, "apiVersion": names.API_VERSION, "kind": names.KIND}, entry)
+    try:
+        entry = chosen(await _entries(args, cluster, body), args.to)
+        wanted = restored({**body, "apiVersion": names.API_VERSION, "kind": names.KIND}, entry)
+    except CannotUndo as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
     if wanted["spec"] == body["spec"]:
         print(f"the spec is that of revision {entry.number} already: nothing to do")
         return 0

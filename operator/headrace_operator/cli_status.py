@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from headrace_operator import names
+from headrace_operator.cli_cluster import add_deployment, with_deployment
 
 if TYPE_CHECKING:
     from headrace_operator.cluster import Cluster
@@ -25,8 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     status = commands.add_parser(
         "status", help="show how a deployment in the cluster is doing, and why", description=_DESCRIPTION
     )
-    status.add_argument("name")
-    status.add_argument("-n", "--namespace", default="default", help="default: %(default)s")
+    add_deployment(status)
     status.add_argument(
         "-o",
         "--output",
@@ -38,33 +36,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(args: argparse.Namespace) -> int:
-    from headrace_operator.cluster import ClusterError
-
-    try:
-        return asyncio.run(_show(args))
-    except (ClusterError, OSError) as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 1
+    return with_deployment(args, _show)
 
 
-async def _show(args: argparse.Namespace) -> int:
-    from headrace_operator.cluster import connect
+async def _show(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]) -> int:
     from headrace_operator.observe import observe
     from headrace_operator.picture import domain_label, drawn, picture
     from headrace_operator.report import status_table
 
-    async with connect() as cluster:
-        body = await cluster.get(names.KIND, args.namespace, args.name)
-        if body is None:
-            print(f"headrace: there is no {names.KIND} {args.name} in namespace {args.namespace}", file=sys.stderr)
-            return 1
-        objects: list[dict[str, Any]] = []
-        for kind in ("Pod", "ControllerRevision"):
-            listed = await cluster.list_children(kind, args.namespace, args.name)
-            objects += [{**item, "kind": kind} for item in listed]
-        observed = observe(args.name, body["metadata"]["uid"], objects)
-        nodes = {pod.node for pods in observed.groups.values() for pod in pods if pod.node}
-        domains = await _domains(cluster, sorted(nodes), domain_label(body))
+    objects: list[dict[str, Any]] = []
+    for kind in ("Pod", "ControllerRevision"):
+        listed = await cluster.list_children(kind, args.namespace, args.name)
+        objects += [{**item, "kind": kind} for item in listed]
+    observed = observe(args.name, body["metadata"]["uid"], objects)
+    nodes = {pod.node for pods in observed.groups.values() for pod in pods if pod.node}
+    domains = await _domains(cluster, sorted(nodes), domain_label(body))
     roles = picture(body, observed, domains)
     if args.output == "json":
         shown = {"name": args.name, "namespace": args.namespace, "roles": [asdict(role) for role in roles]}
