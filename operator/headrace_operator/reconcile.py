@@ -16,13 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace_operator import metrics, names
+from headrace_operator.acting import Actor
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
-from headrace_operator.children import Application
-from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
+from headrace_operator.cluster import Cluster, ClusterError, Refused
 from headrace_operator.decide import Decision, Defaults, decide
-from headrace_operator.drain import GateChange, worth_asking
-from headrace_operator.drift import status_has_drifted
+from headrace_operator.drain import worth_asking
 from headrace_operator.engines import Engines
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
@@ -31,14 +30,14 @@ from headrace_operator.groups import GroupKey
 from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
-from headrace_operator.observe import Observed, controller_uid, observe
+from headrace_operator.observe import Observed, observe
 from headrace_operator.pace import Pace
 from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
 from headrace_operator.progress import seconds_left
 from headrace_operator.repairs import RepairBudget
-from headrace_operator.scaling import scaled, stale_scaler_statuses
-from headrace_operator.status import as_applied, gate_condition, invalid_status, status_of
+from headrace_operator.scaling import scaled
+from headrace_operator.status import invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
 
@@ -48,9 +47,6 @@ Body = dict[str, Any]
 
 # How long to wait for the watches to show the last writes before looking again; events usually come first.
 LAG_SECONDS = 0.25
-# Applied after the rest: pods need their Services, and the template they were made from must be stored before they
-# exist; a binding is refused while its Role does not exist.
-_NEED_OTHERS = ("Pod", "RoleBinding")
 
 
 class Reconciler:
@@ -72,6 +68,7 @@ class Reconciler:
         self._clock = clock
         self._engines = engines
         self._nodes = NodeLookup(cluster, clock)
+        self._actor = Actor(cluster, self._is_wanted, clock)
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
         self._posted: dict[Key, RecentNotes] = {}
@@ -119,7 +116,7 @@ class Reconciler:
             problem = describe_problems(error)
             status = invalid_status(before, raw["metadata"]["generation"], problem, now)
             metrics.DEPLOYMENTS.set(*key, figures_of(status, None))
-            if await self._write_status(raw, status, expected):
+            if await self._actor.write_status(raw, status, expected):
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
         with self._pace.thinking(key, len(objects), now):
@@ -134,15 +131,15 @@ class Reconciler:
             return None  # the inventory has it looked at again
         decision, pause = self._rationed(key, decided, generation, now)
         await self._hurry(observed, decision)
-        refusals, failure = await self._act(key, deployment.metadata.uid, decision, expected)
+        refusals, failure = await self._actor.act(key, deployment.metadata.uid, decision, expected)
         if failure:
             self._inventory.release(key)
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
         status = status_of(decision.deployment, observed, decision, before, refusals, now)
         metrics.DEPLOYMENTS.set(*key, figures_of(status, decision))
-        await self._write_status(raw, status, expected)
-        await self._write_scaler_statuses(observed, expected)
+        await self._actor.write_status(raw, status, expected)
+        await self._actor.write_scaler_statuses(observed, expected)
         refused = [Note(names.REASON_REFUSED, refusals[0], is_warning=True)] if refusals else []
         await self._post(raw, [*decision.notes, *decision.repairs, *refused])
         if failure:
@@ -201,79 +198,6 @@ class Reconciler:
             return decision, None
         logger.warning("%s/%s: someone else keeps changing its children; repairs pause for %.0f s", *key, pause)
         return decision.without_repairs(), pause
-
-    async def _act(
-        self, key: Key, uid: str, decision: Decision, expected: Expectations
-    ) -> tuple[list[str], ClusterError | None]:
-        """Deletes and applies at once where order does not matter; what failed does not stop the rest."""
-        namespace = key.namespace
-        deletions = [
-            self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
-        ] + [self._delete(d.kind, namespace, d.name, d.uid, None, expected) for d in decision.delete_children]
-        gates = [self._set_gate(namespace, change, expected) for change in decision.drains.gates]
-        first = [a for a in decision.apply if a.body["kind"] not in _NEED_OTHERS]
-        second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
-        outcomes: list[Any] = []
-        for batch in (
-            [*deletions, *gates, *(self._apply(key, application, uid, expected) for application in first)],
-            [self._apply(key, application, uid, expected) for application in second],
-        ):
-            outcomes += await asyncio.gather(*batch, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, ClusterError):
-                raise outcome
-        refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
-        return refusals, failures[0] if failures else None
-
-    async def _apply(self, key: Key, application: Application, uid: str, expected: Expectations) -> None:
-        if not self._is_wanted(key, uid):
-            return  # deleted since the pass began: garbage collection would race with what is made now
-        body = application.body
-        kind, metadata = body["kind"], body["metadata"]
-        # A pod that is not ours cannot be taken over (its spec is fixed); any other kind could be, silently.
-        if application.is_new and kind != "Pod":
-            existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
-            if existing is not None and controller_uid(existing) != uid:
-                raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
-            if kind == names.SCALER_KIND:
-                if existing is None:
-                    expected.wrote({"kind": kind, **await self._cluster.create(body)}, self._clock())
-                return  # from now on only others write its spec
-        manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
-        expected.wrote({"kind": kind, **await self._cluster.apply(body, manager)}, self._clock())
-
-    async def _delete(
-        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None, expected: Expectations
-    ) -> None:
-        if await self._cluster.delete(kind, namespace, name, uid, grace_seconds) is not None:
-            expected.removed(kind, name, uid, self._clock())
-
-    async def _set_gate(self, namespace: str, change: GateChange, expected: Expectations) -> None:
-        condition = gate_condition(change.is_open, self._clock())
-        written = await self._cluster.set_gate(namespace, change.pod_name, change.uid, condition)
-        if written is not None:
-            expected.wrote({"kind": "Pod", **written}, self._clock())
-
-    async def _write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
-        """Write the status if it says anything new."""
-        wanted = as_applied(status)
-        if not status_has_drifted(raw.get("status") or {}, wanted):
-            return False
-        metadata = raw["metadata"]
-        written = await self._cluster.apply_status(metadata["namespace"], metadata["name"], metadata["uid"], wanted)
-        if written is not None:
-            expected.wrote({"kind": names.KIND, **written}, self._clock())
-        return written is not None
-
-    async def _write_scaler_statuses(self, observed: Observed, expected: Expectations) -> None:
-        for body, status in stale_scaler_statuses(observed):
-            where = body["metadata"]
-            written = await self._cluster.apply_status(
-                where["namespace"], where["name"], where["uid"], status, names.SCALER_KIND
-            )
-            if written is not None:
-                expected.wrote({"kind": names.SCALER_KIND, **written}, self._clock())
 
     async def _post(self, raw: Body, notes: Sequence[Note]) -> None:
         key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])

@@ -1,0 +1,113 @@
+"""Carries out a decision: deletes and applies, then the statuses. What to do is not decided here.
+
+Every write is noted in the pass's expectations, so that the next pass waits until the watches have shown it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headrace_operator import names
+from headrace_operator.api_status import Status
+from headrace_operator.children import Application
+from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
+from headrace_operator.decide import Decision
+from headrace_operator.drain import GateChange
+from headrace_operator.drift import status_has_drifted
+from headrace_operator.expectations import Expectations
+from headrace_operator.observe import Observed, controller_uid
+from headrace_operator.scaling import stale_scaler_statuses
+from headrace_operator.status import as_applied, gate_condition
+from headrace_operator.workqueue import Key
+
+Body = dict[str, Any]
+
+# Applied after the rest: pods need their Services, and the template they were made from must be stored before they
+# exist; a binding is refused while its Role does not exist.
+_NEED_OTHERS = ("Pod", "RoleBinding")
+
+
+class Actor:
+    """Writes for all deployments. `is_wanted`: whether the deployment of a key (with this uid) is there to stay."""
+
+    def __init__(self, cluster: Cluster, is_wanted: Callable[[Key, str], bool], clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._is_wanted = is_wanted
+        self._clock = clock
+
+    async def act(
+        self, key: Key, uid: str, decision: Decision, expected: Expectations
+    ) -> tuple[list[str], ClusterError | None]:
+        """Deletes and applies at once where order does not matter; what failed does not stop the rest.
+
+        Returns what the API server would not have, and the first failure."""
+        namespace = key.namespace
+        deletions = [
+            self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
+        ] + [self._delete(d.kind, namespace, d.name, d.uid, None, expected) for d in decision.delete_children]
+        gates = [self._set_gate(namespace, change, expected) for change in decision.drains.gates]
+        first = [a for a in decision.apply if a.body["kind"] not in _NEED_OTHERS]
+        second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
+        outcomes: list[Any] = []
+        for batch in (
+            [*deletions, *gates, *(self._apply(key, application, uid, expected) for application in first)],
+            [self._apply(key, application, uid, expected) for application in second],
+        ):
+            outcomes += await asyncio.gather(*batch, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ClusterError):
+                raise outcome
+        refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
+        return refusals, failures[0] if failures else None
+
+    async def write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
+        """Write the status if it says anything new."""
+        wanted = as_applied(status)
+        if not status_has_drifted(raw.get("status") or {}, wanted):
+            return False
+        metadata = raw["metadata"]
+        written = await self._cluster.apply_status(metadata["namespace"], metadata["name"], metadata["uid"], wanted)
+        if written is not None:
+            expected.wrote({"kind": names.KIND, **written}, self._clock())
+        return written is not None
+
+    async def write_scaler_statuses(self, observed: Observed, expected: Expectations) -> None:
+        for body, status in stale_scaler_statuses(observed):
+            where = body["metadata"]
+            written = await self._cluster.apply_status(
+                where["namespace"], where["name"], where["uid"], status, names.SCALER_KIND
+            )
+            if written is not None:
+                expected.wrote({"kind": names.SCALER_KIND, **written}, self._clock())
+
+    async def _apply(self, key: Key, application: Application, uid: str, expected: Expectations) -> None:
+        if not self._is_wanted(key, uid):
+            return  # deleted since the pass began: garbage collection would race with what is made now
+        body = application.body
+        kind, metadata = body["kind"], body["metadata"]
+        # A pod that is not ours cannot be taken over (its spec is fixed); any other kind could be, silently.
+        if application.is_new and kind != "Pod":
+            existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
+            if existing is not None and controller_uid(existing) != uid:
+                raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
+            if kind == names.SCALER_KIND:
+                if existing is None:
+                    expected.wrote({"kind": kind, **await self._cluster.create(body)}, self._clock())
+                return  # from now on only others write its spec
+        manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
+        expected.wrote({"kind": kind, **await self._cluster.apply(body, manager)}, self._clock())
+
+    async def _delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None, expected: Expectations
+    ) -> None:
+        if await self._cluster.delete(kind, namespace, name, uid, grace_seconds) is not None:
+            expected.removed(kind, name, uid, self._clock())
+
+    async def _set_gate(self, namespace: str, change: GateChange, expected: Expectations) -> None:
+        condition = gate_condition(change.is_open, self._clock())
+        written = await self._cluster.set_gate(namespace, change.pod_name, change.uid, condition)
+        if written is not None:
+            expected.wrote({"kind": "Pod", **written}, self._clock())
