@@ -91,6 +91,9 @@ class RankState(msgspec.Struct, tag="state"):
     num_steps: int
     prompt_tokens_total: int
     generation_tokens_total: int
+    num_queued_tokens: int = 0  # prompt tokens yet to be computed
+    computed_prompt_tokens_total: int = 0  # those that a prefix cache had are not among them
+    prompt_seconds_total: float = 0.0  # of steps that computed tokens of prompts
     # Of the transfer agent, which a unified rank does not have.
     num_peers: int = 0
     kv_bytes_pushed_total: int = 0

@@ -37,7 +37,17 @@ from headrace_engine.messages import (
 )
 from headrace_engine.runner import Runner
 from headrace_engine.scheduler import Scheduler
-from headrace_engine.sequence import CancelPush, Generated, IssueTicket, PushBlocks, PushEnd, Refused, RevokeTicket
+from headrace_engine.sequence import (
+    CancelPush,
+    Generated,
+    IssueTicket,
+    PushBlocks,
+    PushEnd,
+    Refused,
+    RevokeTicket,
+    Step,
+    StepOutput,
+)
 from headrace_engine.transfers import Transfers
 
 STATE_SECONDS = 0.1  # between reports of the rank's load
@@ -71,6 +81,8 @@ class RankLoop:
         self._grammars = grammars
         self._items: list[Item] = []
         self._num_steps = 0
+        self._computed_prompt_tokens = 0
+        self._prompt_seconds = 0.0
         self._is_leaving = False
         self._was_woken = False
         self._group_generates = False
@@ -96,8 +108,7 @@ class RankLoop:
         self._act()
         must_run, may_leave = self._agree(bool(step.rows))
         if must_run:
-            output = self._runner.run(step.rows)
-            self._num_steps += 1
+            output = self._run(step)
             self._runner.copy_slots(self._scheduler.commit(step, output))
             self._act()
         self._send_items()
@@ -105,6 +116,17 @@ class RankLoop:
         if not must_run and not self._idle_wait_seconds:
             self._idle_wait_seconds = IDLE_SECONDS
         return may_leave
+
+    def _run(self, step: Step) -> StepOutput:
+        """The forward, counted."""
+        num_prompt_tokens = step.num_prompt_tokens
+        started = time.perf_counter()
+        output = self._runner.run(step.rows)
+        self._num_steps += 1
+        if num_prompt_tokens:
+            self._computed_prompt_tokens += num_prompt_tokens
+            self._prompt_seconds += time.perf_counter() - started
+        return output
 
     def _agree(self, has_work: bool) -> tuple[bool, bool]:
         """Whether to run a forward now, and whether to leave. A collective if the group steps together."""
@@ -221,6 +243,9 @@ class RankLoop:
             num_steps=self._num_steps,
             prompt_tokens_total=scheduler.prompt_tokens_total,
             generation_tokens_total=scheduler.generation_tokens_total,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            computed_prompt_tokens_total=self._computed_prompt_tokens,
+            prompt_seconds_total=round(self._prompt_seconds, 3),
         )
         if self._transfers is None:
             return state

@@ -106,6 +106,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that requests here still have to have computed; what a prefix cache had is left out."""
+        return sum(sequence.num_uncomputed for queue in (self._running, self._waiting) for sequence in queue)
+
+    @property
     def num_waiting_for_kv(self) -> int:
         return self._num_waiting_for_kv
 
@@ -141,6 +146,8 @@ class Scheduler:
             self._refuse(request.request_id, error)
             return
         sequence = Sequence.of(request, now, guide)
+        if self._has_snapshots and request.leg is not Leg.DECODE:
+            sequence.num_expected_cached = self.pool.count_prefix(sequence.token_ids, sequence.num_prompt_tokens - 1)
         self._sequences[sequence.request_id] = sequence
         self._waiting.append(sequence)
 

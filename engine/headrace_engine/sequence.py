@@ -44,6 +44,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     state_slot: int = -1
     generation: int = 0  # DECODE: of the ticket
+    num_expected_cached: int = 0  # prompt tokens that were in the cache when it arrived: need no computing, it seems
     num_held_blocks: int = 0  # DECODE: leading blocks that prefill does not write
     num_pushed_blocks: int = 0  # PREFILL: leading blocks handed to the transfer
     was_admitted: bool = False
@@ -64,6 +65,14 @@ class Sequence:
     def num_target(self) -> int:
         """How many tokens to compute with what is known now. Prefill leaves the last prompt token to decode."""
         return len(self.token_ids) - 1 if self.leg is Leg.PREFILL else len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Prompt tokens that are yet to be computed here, as far as is known before it is admitted."""
+        if self.leg is Leg.DECODE and not self.was_admitted:
+            return 0  # prefill computes them
+        known = self.num_computed if self.status is Status.RUNNING else max(self.num_computed, self.num_expected_cached)
+        return max(0, min(self.num_target, self.num_prompt_tokens) - known)
 
     @property
     def num_generated(self) -> int:
@@ -118,6 +127,11 @@ class Step:
 
     rows: list[Row]
     slot_copies: list[tuple[int, int]]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts that it computes; to be read before it is committed."""
+        return sum(row.num_tokens for row in self.rows if row.sequence.num_computed < row.sequence.num_prompt_tokens)
 
 
 # --- what the rank must do or tell, in order -------------------------------------------------------------------------

@@ -89,6 +89,10 @@ class BlockPool:
         """
         return self._prefixes.match(token_ids, max_tokens)
 
+    def count_prefix(self, token_ids: Sequence[int], max_tokens: int) -> int:
+        """How many tokens `match_prefix` would find now, without holding them."""
+        return self._prefixes.count(token_ids, max_tokens)
+
     def cache_prefix(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> int | None:
         """Keep a sequence's full blocks for others. Its state must be that of exactly `token_ids`.
 

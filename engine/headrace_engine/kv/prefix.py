@@ -74,6 +74,12 @@ class PrefixIndex:
             self._slots.retain([snapshot])
         return PrefixHit(usable.depth * self.block_size, chain, snapshot)
 
+    def count(self, token_ids: Sequence[int], max_tokens: int) -> int:
+        """How many tokens `match` would find now; nothing is held, nothing becomes younger."""
+        nodes = self._walk(token_ids, max_tokens)
+        usable = (node.depth for node in nodes if node.snapshot is not None or not self.needs_snapshots)
+        return max(usable, default=0) * self.block_size
+
     def has(self, token_ids: Sequence[int]) -> bool:
         """Whether exactly this prefix (full blocks) is cached and usable."""
         chain = list(self._walk(token_ids, len(token_ids)))

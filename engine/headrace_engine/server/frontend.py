@@ -227,7 +227,7 @@ class Frontend:
         if view is None:
             log.warning("dropped a message from %r, which has not said Hello", identity)
         elif isinstance(message, RankState):
-            view.state = message
+            view.report(message, time.monotonic())
         else:
             for item in message.items:
                 self._deliver(item, view)

@@ -61,6 +61,7 @@ class Answer:
     usage: Usage
     sampling: SamplingParams
     parser: AnswerParser | None = None  # None: all text is the answer
+    ticket_at: float | None = None  # DECODE leg: when its ticket came, on `time.perf_counter`'s clock
     is_awaited: bool = True  # neither its last delta nor its error has come
     _detokenizer: Detokenizer = field(init=False)
     _matcher: StopMatcher = field(init=False)

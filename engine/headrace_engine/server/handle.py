@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from headrace_engine.messages import Failed, Hello, Pushed, RankState, TicketReady, Tokens
 from headrace_engine.server.loading import Loading
+from headrace_engine.server.recent import RecentRise
 
 Item = TicketReady | Tokens | Pushed | Failed
 
@@ -63,3 +64,11 @@ class RankView:
         self.state: RankState | None = None
         self.loading: Loading | None = None  # of ranks on the leader's own pod
         self.num_live = 0
+        self.recent_prompt_tokens = RecentRise()  # computed, not found in a cache
+        self.recent_prompt_seconds = RecentRise()  # of steps that computed them
+
+    def report(self, state: RankState, now: float) -> None:
+        """The rank has said how it is. now: on any one clock."""
+        self.state = state
+        self.recent_prompt_tokens.read(state.computed_prompt_tokens_total, now)
+        self.recent_prompt_seconds.read(state.prompt_seconds_total, now)

@@ -194,7 +194,7 @@ class Server:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _state(self, _: web.Request) -> web.Response:
-        frontend, config = self._frontend, self._config
+        frontend, config, now = self._frontend, self._config, time.monotonic()
         return _json(
             {
                 "model": config.served_model_name,
@@ -204,7 +204,8 @@ class Server:
                 "draining": frontend.is_draining,
                 "in_flight": frontend.num_in_flight,
                 "fingerprint": frontend.fingerprint,
-                "ranks": [_rank_state(view) for view in frontend.ranks],
+                "recent": self._metrics.recent.state(now),
+                "ranks": [_rank_state(view, now) for view in frontend.ranks],
             }
         )
 
@@ -246,7 +247,7 @@ async def _read(request: web.Request) -> bytes:
         raise bad_request(f"the body cannot be read: {error}") from None
 
 
-def _rank_state(view: RankView) -> dict[str, Any]:
+def _rank_state(view: RankView, now: float) -> dict[str, Any]:
     state: dict[str, Any] = {"rank": view.rank, "ready": view.hello is not None, "live_requests": view.num_live}
     if view.loading is not None:
         state |= view.loading.state()
@@ -256,6 +257,8 @@ def _rank_state(view: RankView) -> dict[str, Any]:
         state["max_model_len"] = view.hello.max_model_len
     if view.state is not None:
         state |= {name: getattr(view.state, name) for name in RankState.__struct_fields__ if name != "rank"}
+        state["recent_prompt_tokens"] = int(view.recent_prompt_tokens.rise(now))
+        state["recent_prompt_seconds"] = round(view.recent_prompt_seconds.rise(now), 3)
     return state
 
 

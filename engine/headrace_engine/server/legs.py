@@ -80,6 +80,7 @@ class Legs:
             if isinstance(first, Failed):
                 answers[0].take([first])  # raises its error
             assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
+            answers[0].ticket_at = self._metrics.ticket(job.arrived_at)
             stream = EventStream(request)
             await stream.write(event("ticket", ticket_to_json(first.ticket)))
             try:
@@ -134,7 +135,7 @@ class Legs:
         return job.format.body(choices, [answer.usage for answer in answers])
 
     async def _choice(self, job: Job, answer: Answer, prompt: list[int], begun: Sequence[Item]) -> Choice:
-        timer = self._metrics.request(answer.handle.rank, job.arrived_at)
+        timer = self._metrics.request(answer.handle.rank, job.arrived_at, answer.ticket_at)
         builder = ChoiceBuilder(prompt)
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))
@@ -162,7 +163,7 @@ class Legs:
     async def _stream_choice(
         self, job: Job, index: int, answer: Answer, stream: EventStream, begun: Sequence[Item]
     ) -> None:
-        timer: RequestTimer = self._metrics.request(answer.handle.rank, job.arrived_at)
+        timer: RequestTimer = self._metrics.request(answer.handle.rank, job.arrived_at, answer.ticket_at)
         is_first = True
         async for delta in answer.deltas(begun):
             timer.tokens(len(delta.token_ids))

@@ -15,6 +15,7 @@ from headrace_engine.messages import RankState
 from headrace_engine.server import loading
 from headrace_engine.server.frontend import Frontend
 from headrace_engine.server.generation import Usage
+from headrace_engine.server.recent import RecentAnswers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -24,6 +25,11 @@ _LABELS = ("model_name", "engine")
 # name, help, field of RankState
 _GAUGES = (
     ("vllm:num_requests_running", "Requests that compute tokens.", "num_running"),
+    (
+        "headrace:num_queued_prompt_tokens",
+        "Prompt tokens yet to be computed, cached ones left out.",
+        "num_queued_tokens",
+    ),
     ("headrace:num_requests_waiting_for_kv", "Decode: tickets out, KV not here yet.", "num_waiting_for_kv"),
     ("headrace:num_requests_pushing", "Prefill: computed, still being pushed.", "num_pushing"),
     ("headrace:num_free_blocks", "Cache blocks that a request could get now.", "num_free_blocks"),
@@ -35,6 +41,8 @@ _COUNTERS = (
     ("vllm:num_preemptions", "Sequences that gave up their blocks.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens of admitted requests.", "prompt_tokens_total"),
     ("vllm:generation_tokens", "Tokens generated.", "generation_tokens_total"),
+    ("headrace:computed_prompt_tokens", "Prompt tokens that were computed.", "computed_prompt_tokens_total"),
+    ("headrace:prompt_seconds", "Seconds of steps that computed prompt tokens.", "prompt_seconds_total"),
     ("headrace:steps", "Forwards run, idle ones of a group included.", "num_steps"),
     ("headrace:kv_pushed_bytes", "KV bytes written to peers.", "kv_bytes_pushed_total"),
     ("headrace:kv_push_seconds", "Seconds that pushes took, summed.", "kv_push_seconds_total"),
@@ -52,6 +60,7 @@ class Metrics:
     def __init__(self, model_name: str, frontend: Frontend) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
+        self.recent = RecentAnswers()
         self._registry.register(_RankCollector(model_name, frontend))
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
         self._itl = self._histogram("vllm:inter_token_latency_seconds", "Between tokens of a request.", _SECONDS)
@@ -80,9 +89,15 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
 
-    def request(self, rank: int, arrived_at: float) -> RequestTimer:
-        """arrived_at: of the HTTP request, on `time.perf_counter`'s clock."""
-        return RequestTimer(self, self._model_name, str(rank), arrived_at)
+    def ticket(self, arrived_at: float) -> float:
+        """A request has got its cache space now: when that is, on `time.perf_counter`'s clock."""
+        now = time.perf_counter()
+        self.recent.ticket.add(now - arrived_at, time.monotonic())
+        return now
+
+    def request(self, rank: int, arrived_at: float, ticket_at: float | None = None) -> RequestTimer:
+        """arrived_at: of the HTTP request, on `time.perf_counter`'s clock; ticket_at: as `ticket` said."""
+        return RequestTimer(self, self._model_name, str(rank), arrived_at, ticket_at)
 
     def aborted(self, rank: int) -> None:
         """Nobody waits for the rest of an answer any more: mostly its client has left."""
@@ -98,13 +113,16 @@ class Metrics:
 class RequestTimer:
     """One answer's times."""
 
-    __slots__ = ("_arrived_at", "_engine", "_first_at", "_itl", "_last_at", "_metrics", "_model")
+    __slots__ = ("_arrived_at", "_engine", "_first_at", "_itl", "_last_at", "_metrics", "_model", "_ticket_at")
 
-    def __init__(self, metrics: Metrics, model: str, engine: str, arrived_at: float) -> None:
+    def __init__(
+        self, metrics: Metrics, model: str, engine: str, arrived_at: float, ticket_at: float | None = None
+    ) -> None:
         self._metrics = metrics
         self._model = model
         self._engine = engine
         self._arrived_at = arrived_at
+        self._ticket_at = arrived_at if ticket_at is None else ticket_at
         self._first_at = 0.0
         self._last_at = 0.0
         self._itl = metrics._itl.labels(model, engine)
@@ -115,8 +133,13 @@ class RequestTimer:
         if not self._first_at:
             self._first_at = now
             self._metrics._ttft.labels(self._model, self._engine).observe(now - self._arrived_at)
+            recent = self._metrics.recent
+            recent.first_token.add(now - self._arrived_at, time.monotonic())
+            recent.prompt.add(now - self._ticket_at, time.monotonic())
         elif num_tokens:
-            self._itl.observe((now - self._last_at) / num_tokens)
+            seconds = (now - self._last_at) / num_tokens
+            self._itl.observe(seconds)
+            self._metrics.recent.inter_token.add(seconds, time.monotonic())
         self._last_at = now
 
     def finished(self, reason: str, usage: Usage) -> None:

@@ -38,7 +38,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(target=sequences, token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def begin(self, token_ids: list[int]) -> Sequence | None:
+        foreseen = self.pool.count_prefix(token_ids, len(token_ids) - 1)
         hit = self.pool.match_prefix(token_ids, len(token_ids) - 1)
+        assert foreseen == hit.num_tokens
         assert hit.num_tokens == len(hit.block_ids) * BLOCK < len(token_ids)
         for index, block in enumerate(hit.block_ids):
             assert self.block_content[block] == tuple(token_ids[: (index + 1) * BLOCK])

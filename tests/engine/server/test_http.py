@@ -346,6 +346,21 @@ async def test_models_state_and_metrics(engine: Harness) -> None:
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="toy"} 1.0' in metrics
 
 
+async def test_the_state_tells_how_answers_have_been_lately(engine: Harness) -> None:
+    """One request of six tokens: its times are of the last half minute, and its prompt was computed in it."""
+    await post(engine, COMPLETIONS, body(max_tokens=6))
+    await asyncio.sleep(0.3)
+    state = await (await engine.client.get("/state")).json()
+    recent, rank = state["recent"], state["ranks"][0]
+    assert recent["window_seconds"] == 30
+    assert [sum(recent[name]) for name in ("ticket", "prompt", "first_token")] == [0, 1, 1]
+    assert 1 <= sum(recent["inter_token"]) <= 5  # tokens that come together are one observation
+    assert len(recent["inter_token"]) == len(recent["bounds_seconds"]) + 1
+    assert (rank["computed_prompt_tokens_total"], rank["recent_prompt_tokens"]) == (len(PROMPT), len(PROMPT))
+    assert 0 < rank["prompt_seconds_total"] < 30
+    assert rank["num_queued_tokens"] == 0
+
+
 @pytest.mark.parametrize("step_seconds", [0.05])
 async def test_the_time_to_the_first_token_begins_with_the_requests_arrival(engine: Harness) -> None:
     async def slowly() -> AsyncIterator[bytes]:

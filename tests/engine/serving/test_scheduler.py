@@ -100,6 +100,38 @@ def test_another_ranks_answers_keep_the_pieces_small_too() -> None:
     assert [row.num_tokens for row in scheduler.schedule(0, others_generate=True).rows] == [2]
 
 
+def test_queued_tokens_are_those_of_prompts_that_are_still_to_be_computed_here() -> None:
+    scheduler = make(max_batch_tokens=5, max_sequences=1)
+    assert scheduler.num_queued_tokens == 0
+    scheduler.add(request("a", 10), 0)
+    scheduler.add(request("b", 6, first=40), 0)
+    scheduler.add(request("d", 12, Leg.DECODE), 0)  # which prefill computes
+    assert scheduler.num_queued_tokens == 10 + 6
+    shape(scheduler)
+    assert scheduler.num_queued_tokens == 5 + 6
+    while scheduler.num_waiting > 1 or scheduler.num_running:
+        shape(scheduler)
+    assert scheduler.num_queued_tokens == 0
+
+
+def test_a_step_knows_how_many_of_its_tokens_are_of_prompts() -> None:
+    scheduler = make(snapshots=False)
+    scheduler.add(request("a", 3), 0)
+    shape(scheduler)
+    scheduler.add(request("b", 5), 0)
+    assert scheduler.schedule(0).num_prompt_tokens == 5, "and one of a generates"
+
+
+def test_a_cached_prefix_is_no_work_for_the_queue() -> None:
+    scheduler = make(max_sequences=1)
+    scheduler.add(request("a", 10, max_tokens=1), 0)
+    while not scheduler.is_empty:
+        shape(scheduler)
+    scheduler.add(request("b", 10, Leg.PREFILL), 0)
+    scheduler.add(request("c", 10), 0)
+    assert scheduler.num_queued_tokens == (10 - 1 - 8) + (10 - 8)
+
+
 def test_a_second_request_reuses_the_blocks_and_a_copy_of_the_state() -> None:
     scheduler = make()
     scheduler.add(request("a", 10, max_tokens=1), 0)
