@@ -25,7 +25,7 @@ from headrace_operator.planning import known_templates, role_states, strategy_of
 from headrace_operator.plans import Creation, Deletion, Note, RolePlan
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
-from headrace_operator.render.pods import engine_pod, engine_pod_identity
+from headrace_operator.render.pods import PodIdentity, engine_pod
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
 from headrace_operator.render.services import controller_revision, disruption_budget, group_service, role_service
@@ -204,7 +204,8 @@ def _wanted_objects(
     observed: Observed,
     defaults: Defaults,
 ) -> list[Body]:
-    """Every object that should exist after this step, those first that others need. Pods that are kept are included."""
+    """Every object that should exist after this step, those first that others need; of the pods that are kept only
+    those that lack labels or annotations."""
     bodies: list[Body] = []
     pods: list[Body] = []
     leaving = {deletion.pod_name for plan in plans.values() for deletion in plan.delete}
@@ -231,14 +232,17 @@ def _wanted_objects(
         for creation in plan.create:
             template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
             pods += [_new_pod(owner, creation, index, template, pin, deployment) for index in creation.pods]
+        identities = {
+            revision: PodIdentity(owner, role, revision, template)
+            for (of, revision), template in templates.items()
+            if of == role
+        }
         for key, members in observed.groups.items():
-            template = templates.get((role, key.revision))
-            if key.role == role and template:
-                pods += [
-                    engine_pod_identity(owner, key, pod.index, template)
-                    for pod in members
-                    if not pod.is_terminating and pod.name not in leaving
-                ]
+            identity = identities.get(key.revision) if key.role == role else None
+            for pod in members if identity else ():
+                live = observed.children["Pod", pod.name]
+                if not (pod.is_terminating or pod.name in leaving or identity.is_on(live, key.index, pod.index)):
+                    pods.append(identity.of(key.index, pod.index))
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
 
 

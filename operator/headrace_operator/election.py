@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_operator.observe import timestamp
+from headrace_operator.times import timestamp
 
 DURATION_SECONDS = 15
 RENEW_DEADLINE_SECONDS = 10.0

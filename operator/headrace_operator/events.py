@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace_operator import names
-from headrace_operator.observe import timestamp
 from headrace_operator.plans import Note
+from headrace_operator.times import timestamp
 
 REPEAT_SECONDS = 600.0
 MAX_NOTES_OF_A_REASON = 10

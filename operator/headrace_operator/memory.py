@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from headrace_operator.api_status import LeavingGroup, NodeFailures
 from headrace_operator.api_status import Rebuild as StoredRebuild
 from headrace_operator.groups import GroupKey, Rebuild
-from headrace_operator.observe import epoch_seconds, timestamp
 from headrace_operator.plans import RolePlan
+from headrace_operator.times import epoch_seconds, timestamp
 
 # Rebuilt groups whose last words are told in full: all of them at once could be more than the API server stores.
 _MAX_TAILS = 64

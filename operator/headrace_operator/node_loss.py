@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from headrace_operator.groups import Pod
-from headrace_operator.observe import Observed, epoch_seconds
+from headrace_operator.observe import Observed
+from headrace_operator.times import epoch_seconds
 
 
 def suspect_nodes(observed: Observed) -> list[str]:

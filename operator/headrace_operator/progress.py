@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace_operator.api_status import Progress
 from headrace_operator.decide import Decision
 from headrace_operator.groups import GroupState
-from headrace_operator.observe import epoch_seconds
+from headrace_operator.times import epoch_seconds
 
 
 def progress_of(before: Progress | None, decision: Decision, generation: int, now: str) -> Progress:

@@ -30,7 +30,7 @@ from headrace_operator.groups import GroupKey
 from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
-from headrace_operator.observe import Observed, observe
+from headrace_operator.observe import Observed, ParsedPods, observe
 from headrace_operator.pace import Pace
 from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
@@ -72,6 +72,7 @@ class Reconciler:
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
         self._posted: dict[Key, RecentNotes] = {}
+        self._parsed: dict[Key, ParsedPods] = {}
         self._pace = Pace()
 
     async def reconcile(self, key: Key) -> float | None:
@@ -95,7 +96,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
-            for memory in (self._repairs, self._expectations, self._posted):
+            for memory in (self._repairs, self._expectations, self._posted, self._parsed):
                 memory.pop(key, None)  # garbage collection does the rest
             metrics.DEPLOYMENTS.forget(*key)
             self._inventory.forget(key)
@@ -120,7 +121,8 @@ class Reconciler:
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
         with self._pace.thinking(key, len(objects), now):
-            observed = observe(key.name, deployment.metadata.uid, objects)
+            parsed = self._parsed.setdefault(key, ParsedPods())
+            observed = observe(key.name, deployment.metadata.uid, objects, parsed)
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         observed = await self._ask_engines(scaled(deployment, observed, before).deployment, observed)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from headrace_operator.api_status import Rebuild, Status
-from headrace_operator.observe import epoch_seconds
+from headrace_operator.times import epoch_seconds
 
 _WISH = re.compile(r"(?P<role>[a-z]+)/(?P<group>\d{1,4})@(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z)")
 

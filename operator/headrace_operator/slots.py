@@ -50,9 +50,7 @@ def lay_out(state: RoleState, strategy: Strategy, now: float) -> Layout:
     for slot in slots[state.replicas :]:
         surplus += [group for group in slot.groups if group.pods]
     slots = slots[: state.replicas]
-    for index in _unused(slots, state.replicas):
-        revision = _fresh_revision(slots, state, strategy)
-        slots.append(Slot(index, Group(GroupKey(state.role, revision, index), GroupState.EMPTY)))
+    slots += _fresh_slots(slots, state, strategy)
     return Layout(
         slots=tuple(sorted(slots, key=lambda slot: slot.index)),
         surplus=tuple(surplus),
@@ -119,11 +117,17 @@ def _unused(slots: list[Slot], num_wanted: int) -> Iterator[int]:
     yield from free[: num_wanted - len(used)]
 
 
-def _fresh_revision(slots: list[Slot], state: RoleState, strategy: Strategy) -> str:
-    """What an empty slot is to hold of which nothing is known: the wanted revision, as far as the roll-out may go."""
+def _fresh_slots(slots: list[Slot], state: RoleState, strategy: Strategy) -> list[Slot]:
+    """The slots that are missing, of which nothing is known: they are to hold the wanted revision as far as the
+    roll-out may go, and beyond that the old one that most others hold."""
     old = Counter(slot.holder.revision for slot in slots if slot.holder.revision not in ("", state.revision))
     known = [revision for revision in sorted(old) if revision in state.sizes]
+    main_old = max(known, key=lambda revision: old[revision], default=None)
     num_new = sum(any(group.revision == state.revision for group in slot.groups) for slot in slots)
-    if known and (strategy.is_paused or num_new >= state.replicas - strategy.partition):
-        return max(known, key=lambda revision: old[revision])
-    return state.revision
+    fresh = []
+    for index in _unused(slots, state.replicas):
+        may_be_new = not strategy.is_paused and num_new < state.replicas - strategy.partition
+        revision = state.revision if main_old is None or may_be_new else main_old
+        num_new += revision == state.revision
+        fresh.append(Slot(index, Group(GroupKey(state.role, revision, index), GroupState.EMPTY)))
+    return fresh

@@ -21,10 +21,11 @@ from headrace_operator.decide import Decision
 from headrace_operator.disruptions import protection
 from headrace_operator.groups import GroupState, Trouble
 from headrace_operator.memory import stored_leaving, stored_rebuilds
-from headrace_operator.observe import Observed, timestamp
+from headrace_operator.observe import Observed
 from headrace_operator.plans import RolePlan
 from headrace_operator.progress import progress_of, seconds_left
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
+from headrace_operator.times import timestamp
 from headrace_operator.troubles import worst_trouble
 
 _MAX_SUMMARY = 256

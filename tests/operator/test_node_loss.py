@@ -13,9 +13,10 @@ from headrace_operator.cluster import Refused
 from headrace_operator.decide import Decision, decide
 from headrace_operator.node_lookup import REFUSED_SECONDS, REMEMBER_SECONDS, NodeLookup
 from headrace_operator.node_loss import silent_since, suspect_nodes, with_lost_pods
-from headrace_operator.observe import epoch_seconds, observe
+from headrace_operator.observe import observe
 from headrace_operator.render.nodes import leaving_after
 from headrace_operator.status import status_of
+from headrace_operator.times import epoch_seconds
 from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
 
 PAIR = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}

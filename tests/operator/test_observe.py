@@ -9,8 +9,9 @@ import pytest
 from tests.operator.worlds import UID, FakeCluster, pod_status, ready_status, stored
 
 from headrace_operator import names
-from headrace_operator.groups import GroupKey
-from headrace_operator.observe import observe, pod_trouble
+from headrace_operator.groups import GroupKey, Pod
+from headrace_operator.observe import ParsedPods, observe
+from headrace_operator.pod_facts import pod_trouble
 from headrace_operator.store import slim
 
 
@@ -81,6 +82,31 @@ def test_an_image_changed_in_place_is_an_edit(manager: str, generation: int, is_
     observed = observe("demo", UID, [edited(manager, generation)])
     ((pod,),) = observed.groups.values()
     assert pod.is_edited is is_edited
+
+
+def test_a_pod_is_parsed_again_when_it_has_changed_or_is_another_one_and_only_then() -> None:
+    cluster = settled()
+    parsed = ParsedPods()
+
+    def pods() -> dict[str, Pod]:
+        observed = observe("demo", UID, cluster.objects.values(), parsed)
+        return {pod.name: pod for members in observed.groups.values() for pod in members}
+
+    before = pods()
+    changed, replaced, same = (cluster.objects["Pod", name] for name in sorted(before))
+    changed["metadata"]["resourceVersion"] += "0"
+    changed["status"] = pod_status("Failed")
+    replaced["metadata"]["uid"] = "another"
+    replaced["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    after = pods()
+    assert after[changed["metadata"]["name"]].is_finished
+    assert after[replaced["metadata"]["name"]].is_terminating
+    name = same["metadata"]["name"]
+    assert after[name] is before[name]
+    del cluster.objects["Pod", name]
+    pods()
+    cluster.objects["Pod", name] = same
+    assert pods()[name] is not before[name]  # what is gone is not remembered
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -38,8 +38,18 @@ class FakeServer:
 
     def children(self, key: Key) -> list[dict[str, Any]]:
         if not self.is_lagging:
+            self._give_changes_a_version()
             self.shown = copy.deepcopy(list(self.world.objects.values()))
         return self.shown
+
+    def _give_changes_a_version(self) -> None:
+        """Tests change objects in place; an API server would not do so under the same resourceVersion."""
+        shown = {(body["kind"], body["metadata"]["name"]): body for body in self.shown}
+        for place, body in self.world.objects.items():
+            before = shown.get(place, body)
+            if before != body and before["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]:
+                self.world.version += 1
+                body["metadata"]["resourceVersion"] = str(self.world.version)
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self.foreign.get((kind, name)) or self.world.objects.get((kind, name))

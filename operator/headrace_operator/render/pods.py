@@ -6,6 +6,7 @@ whole group again. So `restartPolicy: Never`, and names are given, not generated
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from headrace_operator import names
@@ -31,7 +32,7 @@ def engine_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) ->
 
 def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
     """Pod `pod` of group `key` at `site`."""
-    body = engine_pod_identity(owner, key, pod, template)
+    body = PodIdentity(owner, key.role, key.revision, template).of(key.index, pod)
     spec = with_template(_pod_spec(owner, key, pod, template, site), names.CONTAINER_ENGINE, template.template)
     # Group members find each other by these.
     spec |= {
@@ -45,16 +46,34 @@ def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, si
     return stamped({**body, "spec": spec})
 
 
-def engine_pod_identity(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate) -> dict[str, Any]:
-    """Pod `pod` of group `key` without its spec: all that may still be written once it exists."""
-    overlay = template.template
-    name = names.pod_name(owner.name, key.role, key.revision, key.index, pod)
-    labels = {
-        **overlay.labels,
-        **names.pod_labels(owner.name, key.role, key.revision, key.index, pod),
-        names.LABEL_KV_FINGERPRINT: template.kv_fingerprint,
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(owner, name, labels, overlay.annotations)}
+class PodIdentity:
+    """Labels and annotations of the pods of one revision: all that may still be written once a pod exists."""
+
+    def __init__(self, owner: Owner, role: str, revision: str, template: RoleTemplate) -> None:
+        self._owner = owner
+        self._revision = (role, revision)
+        self._annotations = dict(template.template.annotations)
+        self._labels = {
+            **template.template.labels,
+            **names.pod_labels(owner.name, role, revision, 0, 0),
+            names.LABEL_KV_FINGERPRINT: template.kv_fingerprint,
+        }
+
+    def of(self, group: int, pod: int) -> dict[str, Any]:
+        """Pod `pod` of a group without its spec."""
+        name = names.pod_name(self._owner.name, *self._revision, group, pod)
+        body = metadata(self._owner, name, self._labels_of(group, pod), self._annotations)
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": body}
+
+    def is_on(self, live: Mapping[str, Any], group: int, pod: int) -> bool:
+        """Whether a live pod has all of it."""
+        labels, annotations = live["metadata"].get("labels") or {}, live["metadata"].get("annotations") or {}
+        return bool(
+            labels.items() >= self._labels_of(group, pod).items() and annotations.items() >= self._annotations.items()
+        )
+
+    def _labels_of(self, group: int, pod: int) -> dict[str, str]:
+        return {**self._labels, names.LABEL_GROUP: str(group), names.LABEL_POD_INDEX: str(pod)}
 
 
 def _pod_spec(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> dict[str, Any]:
