@@ -12,10 +12,10 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.api_status import Status
 from headrace_operator.children import Application
-from headrace_operator.cluster import Cluster, ClusterError, NameTaken, Refused
+from headrace_operator.cluster import Cluster, ClusterError, Exists, NameTaken, Refused
 from headrace_operator.decide import Decision
 from headrace_operator.drain import GateChange
-from headrace_operator.drift import status_has_drifted
+from headrace_operator.drift import metadata_repair, status_has_drifted
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import Observed, controller_uid
 from headrace_operator.scaling import stale_scaler_statuses
@@ -87,18 +87,34 @@ class Actor:
         if not self._is_wanted(key, uid):
             return  # deleted since the pass began: garbage collection would race with what is made now
         body = application.body
-        kind, metadata = body["kind"], body["metadata"]
-        # A pod that is not ours cannot be taken over (its spec is fixed); any other kind could be, silently.
-        if application.is_new and kind != "Pod":
-            existing = await self._cluster.get(kind, metadata["namespace"], metadata["name"])
-            if existing is not None and controller_uid(existing) != uid:
-                raise NameTaken(f"{kind} {metadata['name']} exists and belongs to someone else")
-            if kind == names.SCALER_KIND:
-                if existing is None:
-                    expected.wrote({"kind": kind, **await self._cluster.create(body)}, self._clock())
-                return  # from now on only others write its spec
-        manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
-        expected.wrote({"kind": kind, **await self._cluster.apply(body, manager)}, self._clock())
+        if application.is_written_once:
+            written = await self._created(body, uid)
+        else:
+            if application.is_new:
+                await self._check_owner(body, uid)
+            manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
+            written = await self._cluster.apply(body, manager)
+        expected.wrote({"kind": body["kind"], **written}, self._clock())
+
+    async def _created(self, body: Body, uid: str) -> Body:
+        """The object as stored. If it is there already the watches have not shown it yet, or cannot, because it has
+        lost the label that they select: its labels are given back."""
+        try:
+            return await self._cluster.create(body)
+        except Exists:
+            existing = await self._check_owner(body, uid)
+            if existing is None:
+                raise  # it has just gone: worth another try
+            return await self._cluster.apply(metadata_repair(existing, body), names.METADATA_MANAGER)
+
+    async def _check_owner(self, body: Body, uid: str) -> Body | None:
+        """The object of this name, if there is one. Raises NameTaken if it is somebody else's: an apply would take it
+        over silently."""
+        metadata = body["metadata"]
+        existing = await self._cluster.get(body["kind"], metadata["namespace"], metadata["name"])
+        if existing is not None and controller_uid(existing) != uid:
+            raise NameTaken(f"{body['kind']} {metadata['name']} exists and belongs to someone else")
+        return existing
 
     async def _delete(
         self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None, expected: Expectations

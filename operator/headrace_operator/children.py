@@ -22,6 +22,11 @@ class Application:
     is_new: bool
 
     @property
+    def is_written_once(self) -> bool:
+        """Whether this is all that is ever written of it, but for labels and annotations that are given back."""
+        return self.is_new and self.body["kind"] in WRITTEN_ONCE
+
+    @property
     def is_metadata_only(self) -> bool:
         """Labels and annotations of an object whose other fields are fixed."""
         return not self.is_new and self.body["kind"] in WRITTEN_ONCE

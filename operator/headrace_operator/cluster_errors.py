@@ -19,6 +19,10 @@ class NameTaken(Refused):
     """An object of that name exists and belongs to someone else."""
 
 
+class Exists(ClusterError):
+    """An object of that name exists already."""
+
+
 class WatchExpired(ClusterError):
     """The watch fell too far behind, and must begin with a new list."""
 
@@ -34,6 +38,8 @@ def error_of(status: int | None, body: str | None, reason: str | None, verb: str
         return WatchExpired(message)
     if status == 404 and verb in ("get", "delete", "apply_status", "list"):
         return Gone(message)
+    if status == 409 and verb == "create":
+        return Exists(message)
     if status == 409 and verb in ("delete", "apply_status"):
         return Gone(message)
     if status is not None and 400 <= status < 500 and status not in (408, 409, 429):

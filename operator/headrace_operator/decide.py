@@ -5,7 +5,7 @@ Reads the parsed resource and what was observed; never asks the API server. `rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,18 +232,31 @@ def _wanted_objects(
         for creation in plan.create:
             template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
             pods += [_new_pod(owner, creation, index, template, pin, deployment) for index in creation.pods]
-        identities = {
-            revision: PodIdentity(owner, role, revision, template)
-            for (of, revision), template in templates.items()
-            if of == role
-        }
-        for key, members in observed.groups.items():
-            identity = identities.get(key.revision) if key.role == role else None
-            for pod in members if identity else ():
-                live = observed.children["Pod", pod.name]
-                if not (pod.is_terminating or pod.name in leaving or identity.is_on(live, key.index, pod.index)):
-                    pods.append(identity.of(key.index, pod.index))
+        pods += _identity_repairs(owner, role, observed, templates, leaving)
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
+
+
+def _identity_repairs(
+    owner: Owner,
+    role: str,
+    observed: Observed,
+    templates: Mapping[tuple[str, str], RoleTemplate],
+    leaving: Collection[str],
+) -> list[Body]:
+    """What gives the pods of a role that stay the labels and annotations back that they have lost."""
+    identities = {
+        revision: PodIdentity(owner, role, revision, template)
+        for (of, revision), template in templates.items()
+        if of == role
+    }
+    return [
+        identities[key.revision].of(key.index, pod.index)
+        for key, members in observed.groups.items()
+        if key.role == role and key.revision in identities
+        for pod in members
+        if not (pod.is_terminating or pod.name in leaving)
+        and not identities[key.revision].is_on(observed.children["Pod", pod.name], key.index, pod.index)
+    ]
 
 
 def _is_of(revision: Mapping[str, Any], role: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_operator.cluster_errors import ClusterError, Gone, Refused, WatchExpired, error_of
+from headrace_operator.cluster_errors import ClusterError, Exists, Gone, Refused, WatchExpired, error_of
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from headrace_operator.cluster_errors import ClusterError, Gone, Refused, WatchE
         (404, "apply", Refused),  # the namespace or the resource's definition is missing
         (409, "delete", Gone),  # another object has taken the name
         (409, "apply", ClusterError),
+        (409, "create", Exists),
         (409, "update", ClusterError),
         (410, "watch", WatchExpired),
         (403, "apply", Refused),

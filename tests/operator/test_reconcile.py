@@ -10,7 +10,7 @@ from tests.operator.rule_cases import resource
 from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 
 from headrace_operator import names
-from headrace_operator.cluster import ClusterError, Refused
+from headrace_operator.cluster import ClusterError, Exists, Refused
 from headrace_operator.inventory import Inventory
 from headrace_operator.pace import MAX_REST_SECONDS
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler
@@ -81,7 +81,11 @@ class FakeServer:
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         self.calls.append(f"create {body['kind']}")
-        assert (body["kind"], body["metadata"]["name"]) not in self.world.objects
+        if self.refuse == body["kind"]:
+            raise Refused(f"create {body['kind']}: exceeded quota")
+        place = (body["kind"], body["metadata"]["name"])
+        if place in self.world.objects or place in self.foreign:
+            raise Exists(f"create {body['kind']}: it exists")
         return self.world.store(body)
 
     async def apply_status(
@@ -128,9 +132,9 @@ async def test_a_first_pass_makes_everything_then_one_status_then_events() -> No
     assert kinds.count("status") == 1
     assert kinds.index("status") > max(i for i, kind in enumerate(kinds) if kind == "apply")
     assert kinds.index("event") > kinds.index("status")
-    applied = [call.split()[1] for call in server.calls if call.startswith("apply")]
-    assert applied.index("Pod") > applied.index("ControllerRevision")
-    assert applied.index("RoleBinding") > applied.index("Role")
+    made = [call.split()[1] for call in server.calls if call.startswith(("apply", "create"))]
+    assert made.index("Pod") > made.index("ControllerRevision")
+    assert made.index("RoleBinding") > made.index("Role")
 
 
 async def test_a_settled_deployment_costs_no_request() -> None:
@@ -206,6 +210,29 @@ async def test_a_name_without_our_label_that_is_taken_is_not_touched() -> None:
     assert "belongs to someone else" in server.condition(names.READY)["message"]
 
 
+async def test_a_pod_of_somebody_else_is_told_and_left_alone() -> None:
+    server = FakeServer()
+    await settle(server, reconciler(server))
+    name = next(iter(server.world.pods()))
+    del server.world.objects["Pod", name]
+    server.foreign["Pod", name] = {"kind": "Pod", "metadata": {"name": name}}
+    with pytest.raises(Refused, match=f"Pod {name} exists and belongs to someone else"):
+        await reconciler(server).reconcile(KEY)
+    assert server.condition(names.READY)["reason"] == names.REASON_REFUSED
+
+
+async def test_pods_that_no_watch_has_shown_yet_are_waited_for_and_not_made_again() -> None:
+    server = FakeServer()
+    await reconciler(server).reconcile(KEY)
+    before = {name: pod["metadata"]["uid"] for name, pod in server.world.pods().items()}
+    server.shown = [body for body in server.world.objects.values() if body["kind"] != "Pod"]
+    server.is_lagging = True
+    subject = reconciler(server)  # a new process, whose list is older than the pods
+    await subject.reconcile(KEY)
+    assert {name: pod["metadata"]["uid"] for name, pod in server.world.pods().items()} == before
+    assert await subject.reconcile(KEY) == LAG_SECONDS
+
+
 async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
     server = FakeServer()
     subject = reconciler(server)
@@ -237,14 +264,14 @@ async def test_a_change_of_the_spec_is_acted_on_while_repairs_pause() -> None:
 
 async def test_nothing_is_made_once_the_deployment_is_being_deleted() -> None:
     server = FakeServer()
-    apply = server.apply
+    create = server.create
 
-    async def apply_and_delete(body: dict[str, Any], field_manager: str) -> dict[str, Any]:
+    async def create_and_delete(body: dict[str, Any]) -> dict[str, Any]:
         assert server.raw is not None
         server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        return await apply(body, field_manager)
+        return await create(body)
 
-    server.apply = apply_and_delete  # type: ignore[method-assign]
+    server.create = create_and_delete  # type: ignore[method-assign]
     assert await reconciler(server).reconcile(KEY) is None
     assert len(server.calls) == 1
 

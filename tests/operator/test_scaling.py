@@ -249,4 +249,4 @@ async def test_a_scaler_that_no_watch_has_shown_yet_is_not_overwritten() -> None
     server.shown, server.is_lagging = shown, True
     await reconciler(server).reconcile(KEY)
     assert demo["spec"]["replicas"] == 7
-    assert f"create {names.SCALER_KIND}" not in server.calls
+    assert f"apply {names.SCALER_KIND}" not in server.calls
