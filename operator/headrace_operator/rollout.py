@@ -10,7 +10,8 @@
    the two, so that a new revision that never gets ready costs no more than these.
 4. Where there is no room for surge, a group is replaced in place if one may be unavailable; if not, `when_full` says
    whether to wait for room or to do it all the same.
-5. Across a change of the KV fingerprint, `pairing.py` has a say in which available old group may go.
+5. A group that was made with surge gives its room back to a slot without a group that finds none.
+6. Across a change of the KV fingerprint, `pairing.py` has a say in which available old group may go.
 
 `plan_deployment` looks one step ahead; applied again and again to what it caused, it ends (tests run it to the end).
 """
@@ -18,9 +19,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace_operator import names
+from headrace_operator.budget import Budget, cost_of
 from headrace_operator.groups import GroupKey, GroupState, RoleState, Strategy
 from headrace_operator.pairing import Pairing, Side
 from headrace_operator.plans import Group, RolePlan, Slot
@@ -39,10 +41,15 @@ def plan_deployment(
     for each in passes:
         each.finish_handovers(pairing)
         each.turn_over_unready(pairing)
-    room = _Room.of(passes)
+    room = Budget.of([each.state for each in passes], any(each.is_shrinking for each in passes))
     for each in passes:
         each.keep_and_fill(room)
     room.is_owed = any(each.has_unfilled_slots() for each in passes)
+    if any(each.is_short for each in passes) and not any(each.is_freeing_room() for each in passes):
+        surges = [(each, surge, kept) for each in passes for surge, kept in each.surges()]
+        if surges:
+            each, surge, kept = min(surges, key=lambda found: found[1].is_available)
+            each.give_back(surge, kept)
     for each in passes:
         each.turn_over_ready(pairing, room)
     return {each.state.role: each.result() for each in passes}
@@ -61,12 +68,10 @@ class _RolePass:
         self._counted: tuple[int, int] | None = None
         self._num_groups = self._layout.num_groups
         self._max_groups = state.replicas + strategy.max_surge  # those on their way out included
+        self.is_short = False  # a slot finds no room for its group
         self.is_shrinking = bool(self._layout.surplus) or any(
             group.key.index not in self._slots for group in self._layout.leaving
         )
-
-    def cost(self, revision: str) -> int:
-        return self.state.costs.get(revision, self.state.sizes.get(revision, 1))
 
     def retire_extras(self) -> None:
         """Rule 1: what has no slot goes, and what was told to go keeps going."""
@@ -97,14 +102,16 @@ class _RolePass:
             if slot.holder.state is not GroupState.READY and self._is_due(slot) and self._num_transitions_left() > 0:
                 self._replace(slot, self._wanted_group(slot.index), pairing)
 
-    def keep_and_fill(self, room: _Room) -> None:
+    def keep_and_fill(self, room: Budget) -> None:
         """Rule 2: groups that stay are kept whole, and empty slots get their group."""
         for slot in self._slots.values():
             for group in slot.groups:
                 if group.pods:
                     self._upkeep.keep(group)
                 elif group is slot.holder:
-                    self._fill(group, room)
+                    outcome = self._fill(group, room)
+                    # Beside a successor that was begun it is not missed: that one takes over.
+                    self.is_short |= outcome is Outcome.NO_ROOM and not (slot.successor and slot.successor.pods)
 
     def has_unfilled_slots(self) -> bool:
         """Whether a slot waits for its group: what becomes free is owed to it."""
@@ -112,7 +119,30 @@ class _RolePass:
         holders = [slot.holder for slot in self._slots.values()]
         return any(not g.pods and g.key not in made and not self._upkeep.is_given_up(g.key) for g in holders)
 
-    def turn_over_ready(self, pairing: Pairing, room: _Room) -> None:
+    def is_freeing_room(self) -> bool:
+        """Whether groups are on their way out already."""
+        return bool(self._upkeep.delete or self._layout.leaving) or any(
+            group.state is GroupState.TERMINATING for slot in self._slots.values() for group in slot.groups
+        )
+
+    def surges(self) -> list[tuple[Group, Group]]:
+        """Of every slot that holds two groups: the one that it can do without, and the other."""
+        return [
+            (slot.successor, slot.holder)
+            if slot.holder.is_available or self._strategy.is_paused
+            else (slot.holder, slot.successor)
+            for slot in self._in_order()
+            if slot.holder.pods and slot.successor and slot.successor.pods
+        ]
+
+    def give_back(self, surge: Group, kept: Group) -> None:
+        """Rule 5: of two groups of a slot one goes, for the group of another slot."""
+        where = f"{self.state.role} group {surge.key.index}"
+        text = f"{where} of revision {surge.revision} gives its room back: a slot without a group finds none"
+        self._retire(surge, "SurgeGivenBack", text)
+        self._set(Slot(kept.key.index, kept))
+
+    def turn_over_ready(self, pairing: Pairing, room: Budget) -> None:
         """Rules 3 to 5: ready old groups, as far as the strategy allows."""
         for slot in self._in_order():
             if self._strategy.is_paused:
@@ -206,21 +236,24 @@ class _RolePass:
             self._upkeep.note(reason, message)
         self._upkeep.retire(group)
 
-    def _fill(self, group: Group, room: _Room) -> None:
+    def _fill(self, group: Group, room: Budget) -> Outcome:
         """Make the group of an empty slot."""
-        cost = self.cost(group.revision)
+        cost = cost_of(self.state, group.revision)
         if self._num_groups >= self._max_groups:
-            return  # others go first
+            return Outcome.WAITS  # others go first
         if not room.has(cost):
             text = (
                 f"{self.state.role} group {group.key.index} waits until surplus groups are gone: {room.shortage(cost)}"
             )
             self._upkeep.block(names.REASON_SHRINKING_FIRST, text)
-        elif self._upkeep.make(group.key) is Outcome.MADE:
+            return Outcome.WAITS
+        outcome = self._upkeep.make(group.key)
+        if outcome is Outcome.MADE:
             self._num_groups += 1
             room.used += cost
+        return outcome
 
-    def _surge(self, slot: Slot, room: _Room) -> Outcome:
+    def _surge(self, slot: Slot, room: Budget) -> Outcome:
         """Make the successor of a slot beside its holder, if one more group is allowed."""
         num_handovers = sum(other.successor is not None for other in self._slots.values())
         is_allowed = num_handovers < self._strategy.max_surge and self._num_groups < self._max_groups
@@ -233,7 +266,7 @@ class _RolePass:
             self._set(replace(slot, successor=successor))
         return outcome
 
-    def _lacks_room(self, successor: Group, room: _Room) -> bool:
+    def _lacks_room(self, successor: Group, room: Budget) -> bool:
         """Whether a successor that was begun cannot go on; one that failed is made again here."""
         if successor.pods:
             troubles = [pod.trouble for pod in successor.pods if pod.trouble]
@@ -260,29 +293,3 @@ class _RolePass:
                 "whenFull: Recreate"
             )
             self._upkeep.block(names.REASON_NO_CAPACITY, text)
-
-
-@dataclass
-class _Room:
-    """What all groups of a deployment may cost together while some of them are surplus."""
-
-    is_shrinking: bool
-    budget: int
-    used: int
-    unit: str
-    is_owed: bool = False  # slots wait for their groups
-
-    @classmethod
-    def of(cls, passes: Sequence[_RolePass]) -> _Room:
-        return cls(
-            is_shrinking=any(each.is_shrinking for each in passes),
-            budget=sum(each.state.replicas * each.cost(each.state.revision) for each in passes),
-            used=sum(each.cost(key.revision) for each in passes for key in each.state.groups),
-            unit="GPUs" if any(each.state.costs for each in passes) else "pods",
-        )
-
-    def has(self, cost: int) -> bool:
-        return not self.is_shrinking or self.used + cost <= self.budget
-
-    def shortage(self, cost: int) -> str:
-        return f"it needs {cost} {self.unit}, and {self.used} of {self.budget} are in use"

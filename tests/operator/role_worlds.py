@@ -88,6 +88,7 @@ class World:
     strategy: Strategy = field(default_factory=Strategy)
     drain_steps: int = 0  # between the decision to delete a ready group and its deletion, during which it is unready
     bad: frozenset[str] = frozenset()
+    hangs: frozenset[str] = frozenset()  # first letters of revisions whose pods run and never get ready
     capacity: int | None = None
     groups: dict[GroupKey, list[Pod]] = field(default_factory=dict)
     rebuilds: dict[GroupKey, Rebuild] = field(default_factory=dict)
@@ -203,6 +204,8 @@ class World:
             return replace(old, is_ready=False, ready_since=None)
         if k.revision in self.bad:
             return replace(old, phase="Failed", is_ready=False)
+        if k.revision[0] in self.hangs:
+            return old
         return old if old.is_ready else replace(old, is_ready=True, ready_since=self.now)
 
     def is_settled(self, wanted: Mapping[str, Wanted]) -> bool:
@@ -217,6 +220,10 @@ class World:
             if self.is_settled(wanted):
                 return
         raise AssertionError(f"not settled: {self.groups} {self.plans}")
+
+    def lose_group(self, role: str) -> None:
+        """A group of the role vanishes whole."""
+        del self.groups[min(k for k in self.groups if k.role == role)]
 
     def lose_pod(self, number: int) -> None:
         """One pod vanishes, as with its node."""

@@ -278,3 +278,26 @@ def test_of_two_groups_in_a_slot_the_wanted_revision_stays_once_it_is_ready() ->
     assert plan_role(state(groups), NOW).is_idle
     groups["new", 0] = (replace(RUNNING, uid="uid-9"),)
     assert deleted(plan_role(state(groups), NOW)) == [("uid-0", None)]
+
+
+FORMING = (STARTING,)
+SURGE_AND_GAP = {("old", 0): (RUNNING,), ("new", 0): FORMING}  # and nothing at slot 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "gone"),
+    [
+        (SURGE_AND_GAP, [("new", 0)]),
+        ({**SURGE_AND_GAP, ("old", 0): FORMING}, [("old", 0)]),  # it serves nobody either, and is old
+        ({**SURGE_AND_GAP, ("old", 1): (GOING,)}, []),  # room comes anyway
+        ({("old", 0): (RUNNING,), ("old", 1): (RUNNING,), ("new", 1): FORMING}, []),  # no slot is short
+    ],
+    ids=["the new one", "the old one that is not ready", "none while room comes", "none when no slot is short"],
+)
+def test_of_two_groups_of_a_slot_one_gives_its_room_to_a_slot_that_finds_none(
+    groups: dict[tuple[str, int], tuple[Pod, ...]], gone: list[tuple[str, int]]
+) -> None:
+    strategy = Strategy(max_surge=1, max_unavailable=0)
+    plan = plan_deployment([state(groups, replicas=2)], strategy, NOW, lambda key: "there is no room")["decode"]
+    assert [(k.revision, k.index) for k in plan.leaving] == gone
+    assert [note.reason for note in plan.notes] == ["SurgeGivenBack"] * len(gone)

@@ -114,14 +114,15 @@ def run_history(
         for _ in range(event.num_steps):
             check_step(world, wanted)
     wanted = wanted_of(events[-1], sizes, world.shapes)
-    # Groups made with surge are not given back when others turn out to need their room: that is said, and waited for.
-    can_wait_for_ever = strategy.max_surge > 0 and world.capacity is not None
     for _ in range(num_settle):
         check_step(world, wanted)
         if world.is_settled(wanted):
             return
-    assert can_wait_for_ever, f"not settled: {world.groups} {world.plans}"
+    # Without room for surge and with no group to spare nothing is replaced, which is said; but nothing is missing.
+    assert world.capacity is not None, f"not settled: {world.groups} {world.plans}"
+    assert (strategy.max_unavailable, strategy.when_full) == (0, "Wait"), f"not settled: {world.groups} {world.plans}"
     assert any(t.reason == REASON_NO_CAPACITY for plan in world.plans.values() for t in plan.blocked)
+    assert {role: world.num_ready(role) for role in wanted} == {role: want.replicas for role, want in wanted.items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,6 +219,23 @@ def test_a_rollout_with_all_old_groups_unready_finishes() -> None:
     for _ in range(20):
         world.step({"decode": Wanted("a", 3)})
     world.settle({"decode": Wanted("b", 3)})
+
+
+def test_surge_is_given_back_for_a_slot_that_finds_no_room() -> None:
+    """Eight GPUs: one new group comes up beside an old one, and does not get ready; then another role loses its group,
+    and a neighbour has taken what it leaves."""
+    strategy = Strategy(max_surge=1, max_unavailable=1)
+    world = World(strategy, hangs=frozenset("b"), capacity=9)
+    world.settle(pd(4, 1))
+    for _ in range(4):
+        world.step(pd(4, 1, "b1"))
+    assert (world.num_groups("prefill"), world.num_groups("decode")) == (5, 1)
+    world.lose_group("decode")
+    world.capacity = 8
+    for _ in range(6):
+        world.step(pd(4, 1, "b1"))
+        assert world.num_ready("prefill", "a1") >= 3
+    assert (world.num_groups("prefill"), world.num_groups("decode")) == (4, 1)
 
 
 def pd(prefill: int, decode: int, revision: str = "a1") -> dict[str, Wanted]:
