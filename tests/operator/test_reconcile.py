@@ -233,6 +233,20 @@ async def test_pods_that_no_watch_has_shown_yet_are_waited_for_and_not_made_agai
     assert await subject.reconcile(KEY) == LAG_SECONDS
 
 
+async def test_a_pod_that_lost_the_label_it_is_watched_by_gets_it_back() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    name = next(name for name in server.world.pods() if "decode" in name)
+    pod = server.world.objects["Pod", name]
+    del pod["metadata"]["labels"][names.LABEL_MANAGED_BY]
+    server.shown = [body for body in server.world.objects.values() if body is not pod]
+    server.is_lagging = True
+    await subject.reconcile(KEY)
+    assert pod["metadata"]["labels"][names.LABEL_MANAGED_BY] == names.MANAGER
+    assert server.world.objects["Pod", name] is pod
+
+
 async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
     server = FakeServer()
     subject = reconciler(server)
