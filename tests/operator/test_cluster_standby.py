@@ -119,7 +119,7 @@ def test_nothing_restarts_while_the_api_server_is_away(
     assert restarts(operators) == before
     assert holder(operators) == working
     serving.wait_ready(NAME)
-    assert serving.pod_uids(NAME) == engines
+    assert serving.pod_uids(NAME) == engines, serving.run("get", "events", "--sort-by=.lastTimestamp")
 
 
 def restarts(operators: kube.Namespace) -> dict[str, int]:
