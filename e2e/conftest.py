@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from e2e.support import headrace
-from e2e.support.cluster import Cluster, discover
+from e2e.support.cluster import Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,10 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster with the chart installed from this tree."""
-    found = discover()
-    headrace.install(found)
-    return found
+    return headrace.installed()
 
 
 @pytest.fixture(scope="module")
@@ -43,4 +40,4 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
                     timeout_seconds=150)  # fmt: skip
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout_seconds=150)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -24,6 +24,10 @@ check: lint types crds-check unit ## Lint, types, generated files, unit tests: u
 slow: setup ## Parity with transformers at length, and P/D between real processes
 	$(FAST_ENV) $(PYTEST) tests -m "slow and not e2e and not gpu" -n 2 --dist loadscope -q
 
+.PHONY: local
+local: setup ## Unit and slow tests together: what one waits for is the other's time
+	$(FAST_ENV) $(PYTEST) tests -m "not e2e and not gpu" -n 2 --dist loadscope -q
+
 .PHONY: e2e
 e2e: setup ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cluster-up`)
 	$(PYTHON) e2e/run.py $(E2E_ARGS)
@@ -33,7 +37,7 @@ long: setup ## Scenarios on a real Kubernetes that wait for minutes: outages, po
 	$(PYTHON) e2e/run.py --long $(E2E_ARGS)
 
 .PHONY: test
-test: check slow e2e ## Everything but `long`: lint, types, unit, contract, chart, parity, P/D, end to end
+test: lint types crds-check local e2e ## Everything but `long`: lint, types, unit, contract, chart, parity, P/D, end to end
 
 .PHONY: quickstart
 quickstart: setup ## From nothing to a served token: cluster, chart, docs/examples/tiny-2p1d.yaml, one question

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
-from e2e.support.cluster import REPOSITORY, Cluster
+from e2e.support.cluster import REPOSITORY, Cluster, discover
 from e2e.support.progress import wait_for
 
 OPERATOR_NAMESPACE = "headrace-system"
 RELEASE = "headrace"
 KIND = "disaggdeployment.headrace.dev"
+
+
+def installed() -> Cluster:
+    """The cluster with the chart installed from this tree; test processes that come at the same time do it in turn."""
+    with Path(__file__).open() as lock:  # any file that all of them see
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster = discover()
+        install(cluster)
+    return cluster
 
 
 def install(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from e2e.cluster.onemachine.layout import PROJECT_ROOT
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(os.geteuid() != 0, reason="the one-machine cluster needs root"),

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 from e2e.support import headrace
-from e2e.support.cluster import Cluster, discover
+from e2e.support.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster with the chart installed from this tree."""
-    found = discover()
-    headrace.install(found)
-    return found
+    return headrace.installed()

@@ -92,6 +92,7 @@ def test_a_group_that_is_scaled_away_leaves_its_service_before_it_is_deleted(
     serving.wait_ready(NAME)
 
 
+@pytest.mark.alone
 def test_a_drained_node_moves_one_group_at_a_time_and_each_once(cluster: Cluster, serving: kube.Namespace) -> None:
     node = next(pod["spec"]["nodeName"] for pod in decode_pods(serving))
     before = serving.pod_uids(NAME, "decode")

@@ -81,6 +81,7 @@ def test_pods_of_a_group_are_on_different_nodes(serving: kube.Namespace) -> None
     assert len(nodes) == 2
 
 
+@pytest.mark.alone
 def test_nothing_is_written_while_nothing_changes(serving: kube.Namespace, operator: kube.Operator) -> None:
     # The count is of all that the operator serves: whatever else the cluster has must have settled as well.
     eventually(lambda: _writes_during(operator, 3.0) == 0)
@@ -93,6 +94,7 @@ def _writes_during(operator: kube.Operator, seconds: float) -> float:
     return operator.num_writes() - before
 
 
+@pytest.mark.alone
 def test_a_restart_of_the_operator_changes_nothing(serving: kube.Namespace, operator: kube.Operator) -> None:
     before = serving.pod_uids(NAME)
     operator.stop()
@@ -117,6 +119,7 @@ def test_a_group_that_loses_a_process_is_replaced_as_a_whole(serving: kube.Names
     assert "asked to die" in rebuild["message"]
 
 
+@pytest.mark.alone
 def test_a_failure_while_the_operator_is_away_is_mended_once(serving: kube.Namespace, operator: kube.Operator) -> None:
     before = serving.pod_uids(NAME, "prefill")
     victim = sorted(before)[0]

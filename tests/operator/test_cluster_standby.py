@@ -20,7 +20,7 @@ from tests.operator.rule_cases import resource
 
 from headrace_operator import names
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "kept"
 LEASE = "headrace"
