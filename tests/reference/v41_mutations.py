@@ -97,14 +97,14 @@ MUTATIONS = [
     Mutation(
         "a site sums by its own pre",
         _MIX,
-        "return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb, own_pre",
-        "return rms_norm_reference(_weighted_sum(own_pre, streams), norm_weight, rms_eps), post, comb, own_pre",
+        "return rms_norm_reference(weighted_sum(pre, streams), norm_weight, rms_eps), post, comb, own_pre",
+        "return rms_norm_reference(weighted_sum(own_pre, streams), norm_weight, rms_eps), post, comb, own_pre",
     ),
     Mutation(
         "the end takes the mean of the streams",
         _V41 + "model.py",
-        "kernels.weighted_norm(streams[rows], pre[rows],",
-        "kernels.weighted_norm(streams[rows], torch.ones_like(pre[rows]),",
+        "kernels.weighted_norm(streams[rows], residual.pre[rows],",
+        "kernels.weighted_norm(streams[rows], torch.ones_like(residual.pre[rows]),",
     ),
     Mutation(
         "each head of q is normalised",

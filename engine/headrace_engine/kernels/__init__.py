@@ -5,14 +5,17 @@ Which one runs is decided per tensor by `native.library_for`. `dt` in the docs i
 statistics, softmax and sums are fp32. Tensors are contiguous unless said; indices (slots, blocks, experts) are trusted.
 """
 
+from headrace_engine.kernels.block_attention import block_attention
 from headrace_engine.kernels.compressor import compress
 from headrace_engine.kernels.experts import dense_mlp, expert_mlp, sum_choices
 from headrace_engine.kernels.hyper_connection import (
     hyper_connection_head,
+    hyper_connection_head_weights,
     hyper_connection_mix,
     hyper_connection_update,
     single_pass_mix,
     weighted_norm,
+    weighted_sum,
 )
 from headrace_engine.kernels.indexer import select_blocks, select_entries, select_within_blocks
 from headrace_engine.kernels.linears import grouped_linear, linear
@@ -25,12 +28,14 @@ __all__ = [
     "Entries",
     "Weight",
     "attention",
+    "block_attention",
     "compress",
     "dense_mlp",
     "expert_mlp",
     "grouped_linear",
     "head_norm_rope",
     "hyper_connection_head",
+    "hyper_connection_head_weights",
     "hyper_connection_mix",
     "hyper_connection_update",
     "linear",
@@ -45,5 +50,6 @@ __all__ = [
     "single_pass_mix",
     "sum_choices",
     "weighted_norm",
+    "weighted_sum",
     "write_ring",
 ]

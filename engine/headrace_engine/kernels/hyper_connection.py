@@ -140,6 +140,19 @@ def hyper_connection_head(
     return normed
 
 
+def hyper_connection_head_weights(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    rms_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """What hyper_connection_head weighs the streams by: [T, N] fp32."""
+    return torch.sigmoid(_normalised_linear(streams, fn, rms_eps) * scale + base) + hc_eps
+
+
 def hyper_connection_mix_reference(
     streams: torch.Tensor,
     fn: torch.Tensor,
@@ -152,7 +165,7 @@ def hyper_connection_mix_reference(
     iterations: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     pre, post, comb = _coefficients(streams, fn, base, scale, rms_eps, hc_eps, iterations)
-    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb
+    return rms_norm_reference(weighted_sum(pre, streams), norm_weight, rms_eps), post, comb
 
 
 def single_pass_mix_reference(
@@ -168,12 +181,12 @@ def single_pass_mix_reference(
     iterations: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     own_pre, post, comb = _coefficients(streams, fn, base, scale, rms_eps, hc_eps, iterations)
-    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps), post, comb, own_pre
+    return rms_norm_reference(weighted_sum(pre, streams), norm_weight, rms_eps), post, comb, own_pre
 
 
 def weighted_norm(streams: torch.Tensor, pre: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm of the streams' sum weighted by pre: [T, d] dt of streams [T, N, d] dt, pre [T, N] fp32."""
-    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, eps)
+    return rms_norm_reference(weighted_sum(pre, streams), norm_weight, eps)
 
 
 def _coefficients(
@@ -218,8 +231,8 @@ def hyper_connection_head_reference(
     rms_eps: float,
     hc_eps: float,
 ) -> torch.Tensor:
-    pre = torch.sigmoid(_normalised_linear(streams, fn, rms_eps) * scale + base) + hc_eps
-    return rms_norm_reference(_weighted_sum(pre, streams), norm_weight, rms_eps)
+    pre = hyper_connection_head_weights(streams, fn, base, scale, rms_eps=rms_eps, hc_eps=hc_eps)
+    return rms_norm_reference(weighted_sum(pre, streams), norm_weight, rms_eps)
 
 
 def _normalised_linear(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
@@ -228,7 +241,8 @@ def _normalised_linear(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> t
     return F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
 
 
-def _weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """[T, d] dt of streams [T, N, d] dt and weights [T, N] fp32."""
     return torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -11,6 +11,16 @@ from headrace_engine import kernels
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
+    from headrace_engine.models.builder import Builder
+
+
+class MoEConfig(Protocol):
+    @property
+    def experts_per_token(self) -> int: ...
+    @property
+    def routed_scaling(self) -> float: ...
+    @property
+    def swiglu_limit(self) -> float: ...
 
 
 @dataclass
@@ -38,3 +48,20 @@ class MoE:
 
     def _run_experts(self, rows: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.swiglu_limit)
+
+
+def load_moe(builder: Builder, config: MoEConfig, prefix: str, experts_of_token: torch.Tensor | None = None) -> MoE:
+    """The experts under a published prefix; experts_of_token: of a hash layer, which has no bias."""
+    shared_w13, shared_w2 = builder.shared_expert(prefix)
+    return MoE(
+        experts_per_token=config.experts_per_token,
+        routed_scaling=config.routed_scaling,
+        swiglu_limit=config.swiglu_limit,
+        gate=builder.wide(f"{prefix}gate.weight"),
+        bias=builder.wide(f"{prefix}gate.bias") if experts_of_token is None else None,
+        experts_of_token=experts_of_token,
+        w13=builder.expert_stack(prefix, ("w1", "w3")),
+        w2=builder.expert_stack(prefix, ("w2",)),
+        shared_w13=shared_w13,
+        shared_w2=shared_w2,
+    )

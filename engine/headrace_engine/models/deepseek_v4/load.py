@@ -14,7 +14,7 @@ from headrace_engine.models.deepseek_v4.model import DeepseekV4, Layer
 from headrace_engine.models.deepseek_v4.names import match_checkpoint
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import eos_token_ids, read_configs
-from headrace_engine.models.moe import MoE
+from headrace_engine.models.moe import load_moe
 from headrace_engine.models.progress import LoadProgress
 
 
@@ -40,7 +40,7 @@ def load_model(
     with Checkpoint(path) as checkpoint:
         sources = match_checkpoint(config, checkpoint.stored())
         builder = Builder(checkpoint, sources, DTYPES[dtype], device, experts, progress)
-        layers = builder.each_layer(lambda index: _layer(builder, config, index), config.num_layers)
+        layers = builder.each_layer(lambda i: load_layer(builder, config, i, f"layers.{i}."), config.num_layers)
         return DeepseekV4(
             config,
             embedding=builder.tensor("embed.weight"),
@@ -54,11 +54,12 @@ def load_model(
         )
 
 
-def _layer(builder: Builder, config: V4Config, index: int) -> Layer:
-    prefix = f"layers.{index}."
+def load_layer(builder: Builder, config: V4Config, index: int, prefix: str) -> Layer:
+    """Layer `index` of the config, whose tensors are under a published prefix."""
+    table = _expert_table(builder, config, f"{prefix}ffn.gate.tid2eid") if config.hash_layers[index] else None
     return Layer(
         attention=_attention(builder, config, index, f"{prefix}attn."),
-        moe=_moe(builder, config, index, f"{prefix}ffn."),
+        moe=load_moe(builder, config, f"{prefix}ffn.", table),
         attention_hc=builder.hyper_connection(f"{prefix}hc_attn"),
         moe_hc=builder.hyper_connection(f"{prefix}hc_ffn"),
         attention_norm=builder.wide(f"{prefix}attn_norm.weight"),
@@ -95,23 +96,6 @@ def _attention(builder: Builder, config: V4Config, index: int, prefix: str) -> A
 
 def _compressor(builder: Builder, prefix: str) -> CompressorWeights:
     return CompressorWeights(position_bias=builder.wide(f"{prefix}ape"), norm=builder.wide(f"{prefix}norm.weight"))
-
-
-def _moe(builder: Builder, config: V4Config, index: int, prefix: str) -> MoE:
-    is_hash = config.hash_layers[index]
-    shared_w13, shared_w2 = builder.shared_expert(prefix)
-    return MoE(
-        experts_per_token=config.experts_per_token,
-        routed_scaling=config.routed_scaling,
-        swiglu_limit=config.swiglu_limit,
-        gate=builder.wide(f"{prefix}gate.weight"),
-        bias=None if is_hash else builder.wide(f"{prefix}gate.bias"),
-        experts_of_token=_expert_table(builder, config, f"{prefix}gate.tid2eid") if is_hash else None,
-        w13=builder.expert_stack(prefix, ("w1", "w3")),
-        w2=builder.expert_stack(prefix, ("w2",)),
-        shared_w13=shared_w13,
-        shared_w2=shared_w2,
-    )
 
 
 def _expert_table(builder: Builder, config: V4Config, name: str) -> torch.Tensor:

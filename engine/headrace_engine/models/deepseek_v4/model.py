@@ -14,9 +14,11 @@ from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v4.attention import Attention
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config
+from headrace_engine.models.drafter import Tap
 from headrace_engine.models.moe import MoE
 from headrace_engine.models.protocol import ForwardBatch
-from headrace_engine.models.rope import frequencies, step_rope
+from headrace_engine.models.residual import DirectResidual
+from headrace_engine.models.rope import StepRope, frequencies, step_rope
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
@@ -30,6 +32,24 @@ class Layer:
     moe_hc: HyperConnection
     attention_norm: torch.Tensor  # [hidden] fp32
     moe_norm: torch.Tensor  # [hidden] fp32
+
+    def run(
+        self,
+        residual: DirectResidual,
+        streams: torch.Tensor,
+        batch: ForwardBatch,
+        rope: StepRope,
+        cache: Mapping[str, torch.Tensor],
+        exchange: Exchange,
+    ) -> None:
+        """In place: streams [T, N, hidden] dt. rope: of this layer's kind, at the batch's positions."""
+        normed, post, comb = residual.read(streams, self.attention_hc, self.attention_norm)
+        output = self.attention.run(normed, batch, rope, cache)
+        kernels.hyper_connection_update(streams, output, post, comb)
+
+        normed, post, comb = residual.read(streams, self.moe_hc, self.moe_norm)
+        output = self.moe.run(normed, batch.token_ids, exchange)
+        kernels.hyper_connection_update(streams, output, post, comb)
 
 
 class DeepseekV4:
@@ -50,6 +70,7 @@ class DeepseekV4:
     ) -> None:
         self.config = config
         self.embedding, self.layers, self.head_hc, self.norm, self.head = embedding, layers, head_hc, norm, head
+        self._residual = DirectResidual(config, head_hc)
         self.cache_groups = cache_groups(config, cache_dtype)
         self.vocab_size = config.vocab_size
         self.max_position = config.max_position
@@ -64,35 +85,24 @@ class DeepseekV4:
         }
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
-        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model."""
+    def forward(
+        self,
+        batch: ForwardBatch,
+        cache: Mapping[str, torch.Tensor],
+        exchange: Exchange,
+        tap: Tap | None = None,
+    ) -> torch.Tensor:
+        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
         rope = {compressed: step_rope(batch.positions, table) for compressed, table in self._ropes.items()}
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
-        for layer in self.layers:
-            normed, post, comb = self._mix(streams, layer.attention_hc, layer.attention_norm)
-            output = layer.attention.run(normed, batch, rope[layer.attention.compressor is not None], cache)
-            kernels.hyper_connection_update(streams, output, post, comb)
-
-            normed, post, comb = self._mix(streams, layer.moe_hc, layer.moe_norm)
-            output = layer.moe.run(normed, batch.token_ids, exchange)
-            kernels.hyper_connection_update(streams, output, post, comb)
+        for index, layer in enumerate(self.layers):
+            if tap is not None:
+                tap(index, streams)
+            layer.run(self._residual, streams, batch, rope[layer.attention.compressor is not None], cache, exchange)
+        if tap is not None:
+            tap(self.config.num_layers, streams)
         return self._logits(streams[batch.logit_rows])
-
-    def _mix(
-        self, streams: torch.Tensor, hc: HyperConnection, norm: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        config = self.config
-        return kernels.hyper_connection_mix(
-            streams,
-            hc.fn,
-            hc.base,
-            hc.scale,
-            norm,
-            rms_eps=config.norm_eps,
-            hc_eps=config.hc_eps,
-            iterations=config.sinkhorn_iterations,
-        )
 
     def _logits(self, streams: torch.Tensor) -> torch.Tensor:
         config, hc = self.config, self.head_hc

@@ -14,7 +14,7 @@ from headrace_engine.models.deepseek_v41.names import match_checkpoint
 from headrace_engine.models.deepseek_v41.ngram_hash import NgramHash
 from headrace_engine.models.deepseek_v41.token_map import read_token_map
 from headrace_engine.models.info import eos_token_ids, read_configs
-from headrace_engine.models.moe import MoE
+from headrace_engine.models.moe import load_moe
 from headrace_engine.models.progress import LoadProgress
 
 
@@ -71,7 +71,7 @@ def _layer(builder: Builder, config: V41Config, index: int) -> Layer:
     has_engram = config.engram is not None and index in config.engram.layers
     return Layer(
         attention=_attention(builder, config, index, f"{prefix}attn."),
-        moe=_moe(builder, config, f"{prefix}ffn."),
+        moe=load_moe(builder, config, f"{prefix}ffn."),
         attention_hc=builder.hyper_connection(f"{prefix}hc_attn"),
         moe_hc=builder.hyper_connection(f"{prefix}hc_ffn"),
         attention_norm=builder.wide(f"{prefix}attn_norm.weight"),
@@ -108,22 +108,6 @@ def _attention(builder: Builder, config: V41Config, index: int, prefix: str) -> 
             key_norm=builder.wide(f"{prefix}indexer.k_norm.weight"),
         )
     return Attention(config, index, weights, compressor)
-
-
-def _moe(builder: Builder, config: V41Config, prefix: str) -> MoE:
-    shared_w13, shared_w2 = builder.shared_expert(prefix)
-    return MoE(
-        experts_per_token=config.experts_per_token,
-        routed_scaling=config.routed_scaling,
-        swiglu_limit=config.swiglu_limit,
-        gate=builder.wide(f"{prefix}gate.weight"),
-        bias=builder.wide(f"{prefix}gate.bias"),
-        experts_of_token=None,
-        w13=builder.expert_stack(prefix, ("w1", "w3")),
-        w2=builder.expert_stack(prefix, ("w2",)),
-        shared_w13=shared_w13,
-        shared_w2=shared_w2,
-    )
 
 
 def _engram(builder: Builder, config: V41Config, prefix: str) -> Engram:

@@ -16,8 +16,10 @@ from headrace_engine.models.deepseek_v41.cache import cache_groups
 from headrace_engine.models.deepseek_v41.config import V41Config
 from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
 from headrace_engine.models.deepseek_v41.step import begin_step
+from headrace_engine.models.drafter import Tap
 from headrace_engine.models.moe import MoE
 from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.residual import SinglePassResidual
 from headrace_engine.models.rope import frequencies
 
 if TYPE_CHECKING:
@@ -68,42 +70,33 @@ class DeepseekV41:
         self._ratios = sorted({config.ratios[source] for source in config.kv_sources})
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
-        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model."""
-        num_streams = self.config.num_streams
+    def forward(
+        self,
+        batch: ForwardBatch,
+        cache: Mapping[str, torch.Tensor],
+        exchange: Exchange,
+        tap: Tap | None = None,
+    ) -> torch.Tensor:
+        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
         found = iter(() if self.engrams is None else self.engrams.gather(batch, self.embedding.dtype))
         step = begin_step(batch, self._frequencies, self._ratios)
         embedded = F.embedding(batch.token_ids, self.embedding)
-        streams = embedded.unsqueeze(1).repeat(1, num_streams, 1)
-        # Each site reads the streams weighted by what the site before computed; the first one reads stream 0.
-        pre = torch.zeros((batch.num_tokens, num_streams), device=embedded.device)
-        pre[:, 0] = 1
-        for layer in self.layers:
+        streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
+        residual = SinglePassResidual(self.config, streams)
+        for index, layer in enumerate(self.layers):
             if layer.engram is not None:
                 layer.engram.run(streams, next(found))
-            normed, post, comb, pre = self._mix(streams, layer.attention_hc, layer.attention_norm, pre)
+            if tap is not None:
+                tap(index, streams)
+            normed, post, comb = residual.read(streams, layer.attention_hc, layer.attention_norm)
             output = layer.attention.run(normed, batch, step, cache)
             kernels.hyper_connection_update(streams, output, post, comb)
 
-            normed, post, comb, pre = self._mix(streams, layer.moe_hc, layer.moe_norm, pre)
+            normed, post, comb = residual.read(streams, layer.moe_hc, layer.moe_norm)
             output = layer.moe.run(normed, batch.token_ids, exchange)
             kernels.hyper_connection_update(streams, output, post, comb)
+        if tap is not None:
+            tap(self.config.num_layers, streams)
         rows = batch.logit_rows
-        hidden = kernels.weighted_norm(streams[rows], pre[rows], self.norm, self.config.norm_eps)
+        hidden = kernels.weighted_norm(streams[rows], residual.pre[rows], self.norm, self.config.norm_eps)
         return kernels.linear(hidden, self.head, torch.float32)
-
-    def _mix(
-        self, streams: torch.Tensor, hc: HyperConnection, norm: torch.Tensor, pre: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        config = self.config
-        return kernels.single_pass_mix(
-            streams,
-            hc.fn,
-            hc.base,
-            hc.scale,
-            norm,
-            pre,
-            rms_eps=config.norm_eps,
-            hc_eps=config.hc_eps,
-            iterations=config.sinkhorn_iterations,
-        )
