@@ -13,7 +13,7 @@ import msgspec
 
 from headrace_engine import describe
 from headrace_engine.config import (
-    TINY_FAMILIES,
+    TINY_FOLDER_FAMILIES,
     ConfigError,
     EngineConfig,
     add_serve_arguments,
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
     tiny = commands.add_parser("tiny", help="write a small random checkpoint, the same bytes each time")
-    tiny.add_argument("--family", default="v4", choices=TINY_FAMILIES)
+    tiny.add_argument("--family", default="v4", choices=TINY_FOLDER_FAMILIES)
     tiny.add_argument("--seed", type=int, default=0, metavar="N")
     tiny.add_argument(
         "--quantized", action="store_true", help="FP8, FP4 and bfloat16 in shards, as published checkpoints are stored"

@@ -14,7 +14,8 @@ import msgspec
 
 from headrace_engine.core import Role
 
-TINY_FAMILIES = ("v4", "v41")
+TINY_FAMILIES = ("v4", "v41")  # that an engine can be asked to write for itself
+TINY_FOLDER_FAMILIES = ("v4", "v4-0731", "v41")  # of the `tiny` command
 DTYPES = ("auto", "float32", "bfloat16")
 PREFERRED_BLOCK_SIZE = 256  # tokens
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace_engine.models.outline import Outline
+    from headrace_engine.models.outline import Outline, TensorOutline
     from headrace_engine.models.protocol import CacheGroup
 
 
@@ -42,12 +42,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def report(outline: Outline, stored: dict[str, int] | None, *, dtype: str, num_expert_ranks: int) -> dict[str, Any]:
     """stored: bytes of each tensor in the checkpoint; None: there are no weights, sizes are those of published ones."""
-    from headrace_engine.models.outline import weight_bytes
-
     info, tensors = outline.info, outline.tensors
-    in_memory = weight_bytes(((t, t.memory_bytes(dtype)) for t in tensors), num_expert_ranks)
-    sizes = stored or {tensor.name: tensor.published_bytes(outline.fp8_block) for tensor in tensors}
-    in_storage = weight_bytes(((t, sizes[t.name]) for t in tensors), num_expert_ranks)
     return {
         "architecture": info.architecture,
         "num_parameters": sum(tensor.num_elements for tensor in tensors),
@@ -61,13 +56,50 @@ def report(outline: Outline, stored: dict[str, int] | None, *, dtype: str, num_e
             "num_experts_per_rank": info.num_experts // num_expert_ranks,
             "dtype": dtype,
             "are_here": stored is not None,
-            "rank_memory_bytes": {"shared": in_memory.shared, "experts": in_memory.experts, "total": in_memory.total},
-            "rank_stored_bytes": {
-                "shared": in_storage.shared,
-                "experts": in_storage.experts,
-                "total": in_storage.total,
-            },
+            **_rank_bytes(tensors, outline.fp8_block, stored, dtype, num_expert_ranks),
         },
+        "drafter": _drafter(outline, stored, dtype, num_expert_ranks),
+    }
+
+
+def _drafter(
+    outline: Outline, stored: dict[str, int] | None, dtype: str, num_expert_ranks: int
+) -> dict[str, Any] | None:
+    """Sizes of a rank are left out where its experts do not split over as many ranks as the main model's."""
+    drafter = outline.drafter
+    if drafter is None:
+        return None
+    is_here = stored is not None and drafter.tensors[0].name in stored
+    found = {
+        "kind": drafter.kind,
+        "num_layers": drafter.num_layers,
+        "num_drafts": drafter.num_drafts,
+        "num_experts": drafter.num_experts,
+        "num_parameters": sum(tensor.num_elements for tensor in drafter.tensors),
+        "are_here": is_here,
+        "cache_groups": [_group(group) for group in drafter.cache_groups],
+    }
+    if drafter.num_experts % num_expert_ranks == 0:
+        sizes = stored if is_here else None
+        found |= _rank_bytes(drafter.tensors, outline.fp8_block, sizes, dtype, num_expert_ranks)
+    return found
+
+
+def _rank_bytes(
+    tensors: Sequence[TensorOutline],
+    fp8_block: tuple[int, int],
+    stored: dict[str, int] | None,
+    dtype: str,
+    num_expert_ranks: int,
+) -> dict[str, dict[str, int]]:
+    from headrace_engine.models.outline import weight_bytes
+
+    sizes = stored or {tensor.name: tensor.published_bytes(fp8_block) for tensor in tensors}
+    in_memory = weight_bytes(((t, t.memory_bytes(dtype)) for t in tensors), num_expert_ranks)
+    in_storage = weight_bytes(((t, sizes[t.name]) for t in tensors), num_expert_ranks)
+    return {
+        key: {"shared": found.shared, "experts": found.experts, "total": found.total}
+        for key, found in (("rank_memory_bytes", in_memory), ("rank_stored_bytes", in_storage))
     }
 
 
@@ -114,18 +146,6 @@ def table(found: dict[str, Any]) -> str:
     """The report for people."""
     weights = found["weights"]
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(found["layers"]).items())
-    source = "in this checkpoint" if weights["are_here"] else "as published (no weights here)"
-    groups = [
-        (
-            group["name"],
-            group["holds"],
-            str(len(group["layers"])),
-            f"1 / {group['tokens_per_entry']} tokens" if group["rows"] is None else f"ring of {group['rows']}",
-            f"{group['bytes_per_entry']:,}",
-            group["transfer"],
-        )
-        for group in found["cache_groups"]
-    ]
     formats = [
         (
             row["format"] + ("" if row["served"] else " *"),
@@ -135,23 +155,58 @@ def table(found: dict[str, Any]) -> str:
         )
         for row in found["cache_bytes"]
     ]
-    ranks = [
-        (what, *(f"{weights[key][part]:,}" for part in ("shared", "experts", "total")))
-        for what, key in ((weights["dtype"], "rank_memory_bytes"), (source, "rank_stored_bytes"))
-    ]
     lines = [
         f"{found['architecture']}: {found['num_parameters']:,} parameters, {len(found['layers'])} layers ({kinds})",
         f"up to {found['max_position']:,} tokens; cache blocks are multiples of {found['block_multiple']} tokens",
         "",
-        *_columns(("CACHE GROUP", "HOLDS", "LAYERS", "ENTRIES", "BYTES", "PUSHED"), groups),
+        *_groups_table(found["cache_groups"]),
         "",
         *_columns(("CACHE FORMAT", "BYTES/TOKEN", "WINDOW BYTES/SEQUENCE", "CARRY BYTES/SEQUENCE"), formats),
         *(["* of other engines; this one keeps plain entries"] if len(formats) > 1 else []),
         "",
         f"a rank of {weights['num_expert_ranks']} has {weights['num_experts_per_rank']} experts of each layer",
-        *_columns(("WEIGHTS OF A RANK", "SHARED BYTES", "EXPERT BYTES", "BYTES"), ranks),
+        *_ranks_table(weights, weights["dtype"], weights["are_here"]),
+        *_drafter_lines(found["drafter"], weights["dtype"]),
     ]
     return "\n".join(lines)
+
+
+def _drafter_lines(drafter: dict[str, Any] | None, dtype: str) -> list[str]:
+    if drafter is None:
+        return []
+    lines = [
+        "",
+        f"drafter {drafter['kind']}: {drafter['num_parameters']:,} parameters, {drafter['num_layers']} layers of "
+        f"{drafter['num_experts']} experts, {drafter['num_drafts']} tokens at once; not used yet",
+        *_groups_table(drafter["cache_groups"]),
+    ]
+    if "rank_memory_bytes" in drafter:
+        lines += ["", *_ranks_table(drafter, dtype, drafter["are_here"])]
+    return lines
+
+
+def _groups_table(groups: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        (
+            group["name"],
+            group["holds"],
+            str(len(group["layers"])),
+            f"1 / {group['tokens_per_entry']} tokens" if group["rows"] is None else f"ring of {group['rows']}",
+            f"{group['bytes_per_entry']:,}",
+            group["transfer"],
+        )
+        for group in groups
+    ]
+    return _columns(("CACHE GROUP", "HOLDS", "LAYERS", "ENTRIES", "BYTES", "PUSHED"), rows)
+
+
+def _ranks_table(sizes: dict[str, Any], dtype: str, are_here: bool) -> list[str]:
+    source = "in this checkpoint" if are_here else "as published (no weights here)"
+    rows = [
+        (what, *(f"{sizes[key][part]:,}" for part in ("shared", "experts", "total")))
+        for what, key in ((dtype, "rank_memory_bytes"), (source, "rank_stored_bytes"))
+    ]
+    return _columns(("WEIGHTS OF A RANK", "SHARED BYTES", "EXPERT BYTES", "BYTES"), rows)
 
 
 def _columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

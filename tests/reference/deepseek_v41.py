@@ -35,19 +35,24 @@ class Reference:
         self.weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
         self.token_map = token_map
 
-    @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """[tokens, vocab]: of every position."""
+        return self.run(ids)[0]
+
+    @torch.inference_mode()
+    def run(self, ids: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """(logits [tokens, vocab], the streams [tokens, n, d] that each layer's first site is given)."""
         c, w = self.config, self.weights
         streams = w["embed.weight"][list(ids)].unsqueeze(1).repeat(1, c["hc_mult"], 1)  # [t, streams, d]
         pre = torch.zeros(len(ids), c["hc_mult"], dtype=self.dtype)
         pre[:, 0] = 1  # the first site reads the first stream
-        shared = Shared()
+        shared, entered = Shared(), []
         for layer in range(c["num_hidden_layers"]):
             if layer in (c.get("engram_layer_ids") or []):
                 assert self.token_map is not None
                 rows = engram_rows(c, self.token_map, ids, layer)
                 streams = engram(c, _part(w, f"layers.{layer}.engram."), streams, rows)
+            entered.append(streams)
             own = _part(w, f"layers.{layer}.")
             for site in ("attn", "ffn"):
                 next_pre, post, mixing = hyper_connection(c, own, site, streams)
@@ -58,7 +63,7 @@ class Reference:
                 streams = post.unsqueeze(-1) * y.unsqueeze(1) + torch.einsum("tij,tid->tjd", mixing, streams)
                 pre = next_pre
         x = rms_norm(torch.einsum("ti,tid->td", pre, streams), w["norm.weight"], c["rms_norm_eps"])
-        return x @ w["head.weight"].T
+        return x @ w["head.weight"].T, entered
 
 
 class Shared:

@@ -1,7 +1,7 @@
 """Models the engine can serve, by the `model_type` of the checkpoint's config.json.
 
 `describe_config` is cheap (JSON only, no torch) and is what a frontend needs before any rank has loaded weights;
-`load` builds one rank's share of the model.
+`load` builds one rank's share of the model, `load_drafter` that of the drafter that came with it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import ModelInfo, read_configs
 
 if TYPE_CHECKING:
+    from headrace_engine.models.drafter import Drafter
     from headrace_engine.models.outline import Outline
     from headrace_engine.models.progress import LoadProgress
     from headrace_engine.models.protocol import Model
 
-__all__ = ["ModelError", "ModelInfo", "describe_config", "load", "outline_of", "stored_bytes_of"]
+__all__ = ["ModelError", "ModelInfo", "describe_config", "load", "load_drafter", "outline_of", "stored_bytes_of"]
 
-# Each is a package here, with modules `config`, `names`, `outline` and `load` of the same functions.
+# Each is a package here, with modules of the same functions: `config`, `names`, `outline`, `load`, and for its drafter
+# `draft`, `load_drafter`.
 _MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 
 
@@ -41,7 +43,9 @@ def outline_of(path: str | Path, cache_dtype: str = "auto") -> Outline:
 
 
 def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
-    """Published name -> bytes in the checkpoint of every tensor; None: there are no weights in the folder.
+    """Published name -> bytes in the checkpoint of every tensor, the drafter's too if it is there.
+
+    None: there are no weights in the folder.
 
     Raises ModelError if the weights are damaged or do not fit config.json.
     """
@@ -53,7 +57,10 @@ def stored_bytes_of(path: str | Path) -> dict[str, int] | None:
     config, _ = read_configs(Path(path))
     stored = read_headers(shard_files(Path(path)))
     parsed = _module(config, "config").parse(config)
-    return stored_bytes(_module(config, "names").match_checkpoint(parsed, stored.values()), stored)
+    sources = _module(config, "names").match_checkpoint(parsed, stored.values())
+    if any(name.startswith("mtp.") for name in stored):  # those who train on have none, whatever config.json says
+        sources |= _module(config, "draft").match_checkpoint_drafter(config, stored.values())
+    return stored_bytes(sources, stored)
 
 
 def load(
@@ -85,6 +92,34 @@ def load(
         progress=progress,
     )
     return model
+
+
+def load_drafter(
+    path: str | Path,
+    model: Model,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    expert_parallel: bool = False,
+    num_drafts: int | None = None,
+    cache_dtype: str = "auto",
+    progress: LoadProgress | None = None,
+) -> Drafter:
+    """One rank's share of the drafter in the folder that `model` was loaded from. Raises ModelError if there is none.
+
+    num_drafts: tokens to draft at once, where the drafter leaves a choice; None: as published.
+    """
+    config, _ = read_configs(Path(path))
+    drafter: Drafter = _module(config, "load_drafter").load_drafter(
+        Path(path),
+        model,
+        expert_rank=rank if expert_parallel else 0,
+        num_expert_ranks=num_ranks if expert_parallel else 1,
+        num_drafts=num_drafts,
+        cache_dtype=cache_dtype,
+        progress=progress,
+    )
+    return drafter
 
 
 def _module(config: dict[str, Any], name: str) -> Any:

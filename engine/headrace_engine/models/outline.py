@@ -65,6 +65,18 @@ class PackedCache:
 
 
 @dataclass(frozen=True)
+class DrafterOutline:
+    """What a checkpoint brings to draft tokens with: a whole drafter, not a rank's share."""
+
+    kind: str
+    num_layers: int
+    num_drafts: int  # tokens at once
+    num_experts: int
+    cache_groups: tuple[CacheGroup, ...]
+    tensors: tuple[TensorOutline, ...]
+
+
+@dataclass(frozen=True)
 class Outline:
     """A whole model, not a rank's share."""
 
@@ -74,6 +86,7 @@ class Outline:
     packed_caches: tuple[PackedCache, ...]
     tensors: tuple[TensorOutline, ...]
     fp8_block: tuple[int, int]  # of the published checkpoints
+    drafter: DrafterOutline | None
 
 
 @dataclass(frozen=True)

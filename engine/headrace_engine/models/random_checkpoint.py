@@ -72,6 +72,8 @@ def random_tensor(name: str, shape: Shape, num_experts: int, seed: int) -> Array
         return np.float32(0.2) * normal
     if name.endswith((".ape", "attn_sink", "_base")):  # zero in a fresh model: they must matter here
         return np.float32(0.5) * normal
+    if name.endswith("confidence_head.proj.weight"):  # of unnormed streams: neither sure nor clueless
+        return normal * np.float32(0.1 / shape[-1] ** 0.5)
     if name.endswith("embed.weight"):
         return normal
     if name == "head.weight":

@@ -23,8 +23,10 @@ class _Family:
     write: _Write
 
 
+_V4_MAX_POSITION = v4.TINY_CONFIG["max_position_embeddings"]
 _FAMILIES = {
-    "v4": _Family(v4.TINY_CONFIG, v4.TINY_CONFIG["max_position_embeddings"], v4.write_checkpoint),
+    "v4": _Family(v4.TINY_CONFIG, _V4_MAX_POSITION, v4.write_checkpoint),
+    "v4-0731": _Family(v4.TINY_0731_CONFIG, _V4_MAX_POSITION, v4.write_checkpoint),
     "v41": _Family(v41.TINY_CONFIG, v41.TINY_TEXT_CONFIG["max_position_embeddings"], v41.write_checkpoint),
 }
 FAMILIES = tuple(_FAMILIES)

@@ -132,11 +132,50 @@ def test_the_cache_groups_are_those_of_the_loaded_model(tiny_path: Path, capsys:
 def test_stored_bytes_are_those_of_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny(tmp_path, quantized=True)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    weights = described(capsys, str(tmp_path))["weights"]
+    found = described(capsys, str(tmp_path))
+    weights, drafter = found["weights"], found["drafter"]
     assert weights["are_here"]
-    assert weights["rank_stored_bytes"]["total"] == index["metadata"]["total_size"]
+    assert drafter["are_here"]
+    totals = [part["rank_stored_bytes"]["total"] for part in (weights, drafter)]
+    assert sum(totals) == index["metadata"]["total_size"]
     published = models.outline_of(tmp_path)
-    assert index["metadata"]["total_size"] == sum(t.published_bytes(published.fp8_block) for t in published.tensors)
+    assert published.drafter is not None
+    tensors = [published.tensors, published.drafter.tensors]
+    assert totals == [sum(t.published_bytes(published.fp8_block) for t in part) for part in tensors]
+
+
+DRAFTERS = [  # of the published checkpoints: what they say, and kind, layers, tokens at once, experts, ring
+    ({"num_nextn_predict_layers": 1}, ("mtp", 1, 1, 256, 128)),
+    (
+        {
+            "num_nextn_predict_layers": 1,
+            "dspark_block_size": 5,
+            "dspark_noise_token_id": 128799,
+            "dspark_target_layer_ids": [40, 41, 42],
+            "dspark_markov_rank": 256,
+        },
+        ("dspark", 3, 5, 256, 128),
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "expected"), DRAFTERS, ids=["April", "0731"])
+def test_the_drafters_of_v4_flash(
+    keys: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**V4_FLASH, **keys}))
+    drafter = described(capsys, str(tmp_path), "--data", "8", "--expert-parallel")["drafter"]
+    (group,) = drafter["cache_groups"]
+    found = [drafter[key] for key in ("kind", "num_layers", "num_drafts", "num_experts")]
+    assert (*found, group["rows"]) == expected
+    assert group["layers"] == list(range(drafter["num_layers"]))
+    experts = drafter["num_layers"] * 256 * 3 * 4096 * 2048
+    assert drafter["rank_stored_bytes"]["experts"] == experts // 8 * (16 + 1) // 32
+    assert 0 < drafter["num_parameters"] - experts < 1e9
+
+
+def test_a_checkpoint_without_a_drafter_has_none(flash: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert described(capsys, flash)["drafter"] is None
 
 
 def test_a_table_for_people(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +185,7 @@ def test_a_table_for_people(tiny_path: Path, capsys: pytest.CaptureFixture[str])
     assert "csa_kv compressed 2 1 / 4 tokens 128 each block once it is complete" in [
         " ".join(line.split()) for line in lines
     ]
+    assert "drafter mtp: 227,191 parameters, 1 layers of 8 experts, 1 tokens at once; not used yet" in lines
 
 
 def test_bad_input_is_refused_with_the_reason(

@@ -119,7 +119,7 @@ def test_a_rank_reads_and_holds_only_its_own_experts(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_reads_half_of_the_experts_bytes_and_all_that_every_rank_needs(tiny_path: Path, rank: int) -> None:
-    stored = read_headers(shard_files(tiny_path)).values()
+    stored = [t for t in read_headers(shard_files(tiny_path)).values() if not t.name.startswith("mtp.")]
     expert_bytes = sum(tensor.num_bytes for tensor in stored if ".experts." in tensor.name)
     total = sum(tensor.num_bytes for tensor in stored) - expert_bytes // 2
     reports: list[tuple[int, int]] = []

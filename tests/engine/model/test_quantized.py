@@ -67,11 +67,12 @@ def dequantized(weights: Weights, fp8_block: tuple[int, int] = (128, 128)) -> We
 
 def test_every_tensor_is_stored_as_published(stored: Weights) -> None:
     kinds = {
-        r"embed\.weight|head\.weight|(.*\.)?norm\.weight|.*_norm\.weight": torch.bfloat16,
+        r"embed\.weight|head\.weight|(.*\.)?norm\.weight|.*_norm\.weight|mtp\.0\.[eh]norm\.weight": torch.bfloat16,
         r".*\.compressor\.(wkv|wgate)\.weight|.*\.indexer\.weights_proj\.weight|.*\.ffn\.gate\.weight": torch.bfloat16,
-        r"layers\.\d\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)\.weight": torch.float8_e4m3fn,
-        r"layers\.\d\.ffn\.shared_experts\.w[123]\.weight": torch.float8_e4m3fn,
-        r"layers\.\d\.ffn\.experts\.\d\.w[123]\.weight": torch.int8,
+        r"(layers|mtp)\.\d\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)\.weight": torch.float8_e4m3fn,
+        r"(layers|mtp)\.\d\.ffn\.shared_experts\.w[123]\.weight": torch.float8_e4m3fn,
+        r"(layers|mtp)\.\d\.ffn\.experts\.\d\.w[123]\.weight": torch.int8,
+        r"mtp\.0\.(e_proj|h_proj)\.weight": torch.float8_e4m3fn,
         r".*\.scale": torch.float8_e8m0fnu,
         r".*hc_\w+|.*\.ape|.*\.attn_sink|.*\.gate\.bias": torch.float32,
         r".*\.tid2eid": torch.int64,

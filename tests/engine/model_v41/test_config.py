@@ -73,6 +73,12 @@ PUBLISHED: dict[str, Any] = {
         "scoring_func": "sqrtsoftplus",
         "routed_scaling_factor": 1.5,
         "num_nextn_predict_layers": 3,
+        "dspark_block_size": 5,
+        "dspark_noise_token_id": 128799,
+        "dspark_target_layer_ids": [37, 38, 39],
+        "dspark_markov_rank": 256,
+        "dspark_n_routed_experts": 128,
+        "dspark_num_experts_per_tok": 3,
     },
 }
 
@@ -117,6 +123,10 @@ def test_bytes_in_the_formats_of_published_engines(tmp_path: Path, capsys: pytes
     weights = found["weights"]
     assert weights["rank_stored_bytes"]["shared"] - tables < weights["rank_memory_bytes"]["shared"] < 100e9
     assert found["num_parameters"] == pytest.approx(552e9 + 196e9, rel=0.01)
+    drafter = found["drafter"]
+    sizes = [drafter[key] for key in ("kind", "num_layers", "num_drafts", "num_experts")]
+    assert sizes == ["dspark", 3, 5, 128]
+    assert [group["rows"] * group["bytes_per_entry"] for group in drafter["cache_groups"]] == [131_072]  # a stage's
 
 
 def test_what_the_frontend_learns() -> None:

@@ -7,7 +7,7 @@ mapped to the published form before anything else looks at it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
 from headrace_engine.models.names import Shape, Source, Stored, expert_shapes, hyper_connection_shapes, match
@@ -21,13 +21,15 @@ _RENAMES = (
     (re.compile(r"\.attn\.norm\."), ".attn.kv_norm."),
     (re.compile(r"\.weight_scale_inv$"), ".scale"),
 )
-_IGNORED = re.compile(r"^(mtp|vision|aligner|image_\w*)\.|^image_|\.ffn\.gate\.bias_vl$")  # draft and image-only parts
+_DRAFT = re.compile(r"^mtp\.")
+_IMAGE = re.compile(r"^(vision|aligner)\.|^image_|\.ffn\.gate\.bias_vl$")
 
 FP8_BLOCK = (128, 128)  # of the published checkpoints
 _PUBLISHED = (
     (re.compile(r"\.tid2eid$"), Storage.I64),
     (re.compile(r"\.ffn\.experts\.\d+\.w[123]\.weight$"), Storage.FP4),
     (re.compile(r"(\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|\.shared_experts\.w[123])\.weight$"), Storage.FP8),
+    (re.compile(r"^mtp\.\d+\.(e_proj|h_proj|main_proj)\.weight$"), Storage.FP8),
     (re.compile(r"(^|\.)hc_\w+$|\.(ape|attn_sink|gate\.bias)$"), Storage.F32),
 )
 
@@ -56,12 +58,13 @@ def expected_shapes(config: V4Config) -> dict[str, Shape]:
         "hc_head_scale": (1,),
     }
     for layer in range(config.num_layers):
-        parts = _layer_shapes(config, layer)
+        parts = layer_shapes(config, layer)
         shapes.update({f"layers.{layer}.{name}": shape for name, shape in parts.items()})
     return shapes
 
 
-def _layer_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
+def layer_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
+    """One layer's tensors, by published name without the layer's prefix."""
     hidden, streams = config.hidden_size, config.num_streams
     shapes: dict[str, Shape] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
     shapes.update(hyper_connection_shapes(streams, hidden))
@@ -117,4 +120,14 @@ def _moe_shapes(config: V4Config, layer: int) -> dict[str, Shape]:
 
 def match_checkpoint(config: V4Config, stored: Iterable[Stored]) -> dict[str, Source]:
     """Published name -> source of every tensor; draft and image tensors are left out. Raises ModelError."""
-    return match(expected_shapes(config), stored, published_name, lambda name: bool(_IGNORED.search(name)))
+    return match(
+        expected_shapes(config),
+        stored,
+        published_name,
+        lambda name: bool(_DRAFT.search(name) or _IMAGE.search(name)),
+    )
+
+
+def match_drafter(expected: Mapping[str, Shape], stored: Iterable[Stored]) -> dict[str, Source]:
+    """As match_checkpoint, of the draft tensors alone."""
+    return match(expected, stored, published_name, lambda name: not _DRAFT.search(name) or bool(_IMAGE.search(name)))

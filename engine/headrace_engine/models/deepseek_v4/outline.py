@@ -8,11 +8,15 @@ from typing import Any
 
 from headrace_engine.kv.records import INDEX_68, INDEX_132, KV_584
 from headrace_engine.models.deepseek_v4.cache import cache_groups
-from headrace_engine.models.deepseek_v4.config import describe, parse
+from headrace_engine.models.deepseek_v4.config import V4Config, describe, parse
+from headrace_engine.models.deepseek_v4.draft import cache_groups as draft_groups
+from headrace_engine.models.deepseek_v4.draft import drafter_shapes, layer_config, parse_drafter
 from headrace_engine.models.deepseek_v4.names import FP8_BLOCK, expected_shapes, published_storage
-from headrace_engine.models.outline import Outline, PackedCache, TensorOutline
+from headrace_engine.models.dspark.config import DsparkConfig
+from headrace_engine.models.names import Shape
+from headrace_engine.models.outline import DrafterOutline, Outline, PackedCache, TensorOutline
 
-_WIDE = re.compile(r"(norm\.weight|\.ape|\.attn_sink|\.gate\.(weight|bias))$|(^|\.)hc_")
+_WIDE = re.compile(r"(norm\.weight|\.ape|\.attn_sink|\.gate\.(weight|bias)|confidence_head\.proj\.weight)$|(^|\.)hc_")
 
 
 def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any], cache_dtype: str) -> Outline:
@@ -24,9 +28,28 @@ def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any],
         layer_kinds=tuple(kind.value for kind in config.layer_kinds),
         cache_groups=cache_groups(config, cache_dtype),
         packed_caches=tuple(PackedCache(KV_584, KV_584, key) for key in (INDEX_132, INDEX_68)) if fits else (),
-        tensors=tuple(
-            TensorOutline(name, shape, published_storage(name), bool(_WIDE.search(name)))
-            for name, shape in expected_shapes(config).items()
-        ),
+        tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
+        drafter=_drafter(raw_config, config, cache_dtype),
+    )
+
+
+def _drafter(raw_config: Mapping[str, Any], config: V4Config, cache_dtype: str) -> DrafterOutline | None:
+    drafter = parse_drafter(raw_config)
+    if drafter is None:
+        return None
+    layers = layer_config(config, drafter)
+    return DrafterOutline(
+        kind="dspark" if isinstance(drafter, DsparkConfig) else "mtp",
+        num_layers=layers.num_layers,
+        num_drafts=drafter.block_size if isinstance(drafter, DsparkConfig) else 1,
+        num_experts=layers.num_experts,
+        cache_groups=draft_groups(drafter, layers, cache_dtype),
+        tensors=_tensors(drafter_shapes(raw_config)),
+    )
+
+
+def _tensors(shapes: Mapping[str, Shape]) -> tuple[TensorOutline, ...]:
+    return tuple(
+        TensorOutline(name, shape, published_storage(name), bool(_WIDE.search(name))) for name, shape in shapes.items()
     )

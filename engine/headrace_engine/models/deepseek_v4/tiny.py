@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace_engine.models.deepseek_v4.config import parse
+from headrace_engine.models.deepseek_v4.draft import drafter_shapes
 from headrace_engine.models.deepseek_v4.names import FP8_BLOCK, expected_shapes, published_storage
-from headrace_engine.models.deepseek_v4.tiny_tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
+from headrace_engine.models.deepseek_v4.tiny_tokenizer import BOS_ID, EOS_ID, NOISE_ID, PAD_ID, VOCAB_SIZE
 from headrace_engine.models.random_checkpoint import Published, write_random
 
 TINY_CONFIG: dict[str, Any] = {
@@ -68,12 +69,21 @@ TINY_CONFIG: dict[str, Any] = {
     },
     "attention_bias": False,
     "tie_word_embeddings": False,
-    "num_nextn_predict_layers": 0,
+    "num_nextn_predict_layers": 1,
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
     "pad_token_id": PAD_ID,
 }
 
+
+# The same model with the later release's drafter, which reads the last three layers.
+TINY_0731_CONFIG: dict[str, Any] = {
+    **TINY_CONFIG,
+    "dspark_block_size": 5,
+    "dspark_noise_token_id": NOISE_ID,
+    "dspark_target_layer_ids": [3, 4, 5],
+    "dspark_markov_rank": 16,
+}
 
 PUBLISHED = Published(
     config={
@@ -93,7 +103,11 @@ PUBLISHED = Published(
 
 
 def write_checkpoint(folder: Path, raw_config: dict[str, Any], seed: int, *, quantized: bool = False) -> None:
-    """config.json, generation_config.json and random weights for any V4 configuration: fp32, or as published."""
+    """config.json, generation_config.json and random weights for any V4 configuration and its drafter.
+
+    Weights in fp32, or as published.
+    """
     config = parse(raw_config)
     published = PUBLISHED if quantized else None
-    write_random(folder, raw_config, expected_shapes(config), config.num_experts, seed, published=published)
+    shapes = {**expected_shapes(config), **drafter_shapes(raw_config)}
+    write_random(folder, raw_config, shapes, config.num_experts, seed, published=published)

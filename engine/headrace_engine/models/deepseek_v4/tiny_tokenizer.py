@@ -25,6 +25,7 @@ _SPECIAL = (
 )
 _VISIBLE = ("<think>", "</think>", "｜DSML｜")  # single tokens, but part of the text that a client sees
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
+NOISE_ID = _SPECIAL.index("<｜System｜>")  # stands for tokens not yet drafted, as in V4.1's vocabulary
 FIRST_BYTE_ID = len(_SPECIAL) + len(_VISIBLE)
 VOCAB_SIZE = FIRST_BYTE_ID + 256
 

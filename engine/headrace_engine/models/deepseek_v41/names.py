@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headrace_engine.models.deepseek_v41.config import EngramConfig, LayerMode, V41Config
 from headrace_engine.models.names import Shape, Source, Stored, expert_shapes, hyper_connection_shapes, match
@@ -18,6 +18,7 @@ _FP8_NAMES = r"(\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|\.shared_experts
 _PUBLISHED = (
     (re.compile(r"\.ffn\.experts\.\d+\.w[123]\.weight$"), Storage.FP4),
     (re.compile(_FP8_NAMES), Storage.FP8),
+    (re.compile(r"^mtp\.\d+\.main_proj\.weight$"), Storage.FP8),
     (re.compile(r"\.engram\.embed\.weight$"), Storage.FP8_ROWS),
     (re.compile(r"(^|\.)hc_\w+$|\.(attn_sink|gate\.bias)$"), Storage.F32),
 )
@@ -42,6 +43,11 @@ def match_checkpoint(config: V41Config, stored: Iterable[Stored]) -> dict[str, S
     return match(expected_shapes(config), stored, str, lambda name: bool(_DRAFT.search(name) or _IMAGE.search(name)))
 
 
+def match_drafter(expected: Mapping[str, Shape], stored: Iterable[Stored]) -> dict[str, Source]:
+    """As match_checkpoint, of the draft tensors alone."""
+    return match(expected, stored, str, lambda name: not _DRAFT.search(name) or bool(_IMAGE.search(name)))
+
+
 def expected_shapes(config: V41Config) -> dict[str, Shape]:
     """Every tensor of the text model, by published name."""
     shapes: dict[str, Shape] = {
@@ -50,12 +56,13 @@ def expected_shapes(config: V41Config) -> dict[str, Shape]:
         "head.weight": (config.vocab_size, config.hidden_size),
     }
     for layer in range(config.num_layers):
-        parts = _layer_shapes(config, layer)
+        parts = layer_shapes(config, layer)
         shapes.update({f"layers.{layer}.{name}": shape for name, shape in parts.items()})
     return shapes
 
 
-def _layer_shapes(config: V41Config, layer: int) -> dict[str, Shape]:
+def layer_shapes(config: V41Config, layer: int) -> dict[str, Shape]:
+    """One layer's tensors, by published name without the layer's prefix."""
     hidden = config.hidden_size
     shapes: dict[str, Shape] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
     shapes.update(hyper_connection_shapes(config.num_streams, hidden))

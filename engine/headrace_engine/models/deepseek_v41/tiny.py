@@ -9,8 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headrace_engine.models.deepseek_v4.tiny_tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, byte_token_ids
+from headrace_engine.models.deepseek_v4.tiny_tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    NOISE_ID,
+    PAD_ID,
+    VOCAB_SIZE,
+    byte_token_ids,
+)
 from headrace_engine.models.deepseek_v41.config import parse
+from headrace_engine.models.deepseek_v41.draft import drafter_shapes
 from headrace_engine.models.deepseek_v41.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.random_checkpoint import Published, write_random
 
@@ -28,7 +36,7 @@ TINY_TEXT_CONFIG: dict[str, Any] = {
     "o_groups": 2,
     "o_lora_rank": 24,
     "sliding_window": 8,
-    "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1],
+    "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0],  # the last three are of the drafter
     "kv_source_layer_ids": [2, 4, 6],
     "index_source_layer_ids": [2, 4, 6, 8],
     "candidate_source_layer_id": 6,
@@ -73,7 +81,13 @@ TINY_TEXT_CONFIG: dict[str, Any] = {
     },
     "attention_bias": False,
     "tie_word_embeddings": False,
-    "num_nextn_predict_layers": 0,
+    "num_nextn_predict_layers": 3,
+    "dspark_block_size": 5,
+    "dspark_noise_token_id": NOISE_ID,
+    "dspark_target_layer_ids": [7, 8, 9],
+    "dspark_markov_rank": 16,
+    "dspark_n_routed_experts": 6,
+    "dspark_num_experts_per_tok": 3,
 }
 
 TINY_CONFIG: dict[str, Any] = {
@@ -105,7 +119,11 @@ PUBLISHED = Published(
 
 
 def write_checkpoint(folder: Path, raw_config: dict[str, Any], seed: int, *, quantized: bool = False) -> None:
-    """config.json, generation_config.json and random weights for any V4.1 configuration: fp32, or as published."""
+    """config.json, generation_config.json and random weights for any V4.1 configuration and its drafter.
+
+    Weights in fp32, or as published.
+    """
     config = parse(raw_config)
     published = PUBLISHED if quantized else None
-    write_random(folder, raw_config, expected_shapes(config), config.num_experts, seed, published=published)
+    shapes = {**expected_shapes(config), **drafter_shapes(raw_config)}
+    write_random(folder, raw_config, shapes, config.num_experts, seed, published=published)
