@@ -87,7 +87,7 @@ class Actor:
         if not self._is_wanted(key, uid):
             return  # deleted since the pass began: garbage collection would race with what is made now
         body = application.body
-        if application.is_written_once:
+        if application.is_creation:
             written = await self._created(body, uid)
         else:
             if application.is_new:

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace_operator import names
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
 from headrace_operator.history import to_keep
 from headrace_operator.observe import Observed
 from headrace_operator.plans import Note
 
 Body = dict[str, Any]
+
+# Not stored revisions: the API server keeps their data as the bytes that were sent, and would take any later patch,
+# which orders keys as an apply does, for a change of what may not change.
+_CREATED = ("Pod", names.SCALER_KIND)
 
 
 @dataclass(frozen=True)
@@ -22,9 +27,9 @@ class Application:
     is_new: bool
 
     @property
-    def is_written_once(self) -> bool:
-        """Whether this is all that is ever written of it, but for labels and annotations that are given back."""
-        return self.is_new and self.body["kind"] in WRITTEN_ONCE
+    def is_creation(self) -> bool:
+        """Whether to create it, not to apply it: nothing but labels and annotations is ever applied over it."""
+        return self.is_new and self.body["kind"] in _CREATED
 
     @property
     def is_metadata_only(self) -> bool:

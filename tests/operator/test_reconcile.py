@@ -135,6 +135,8 @@ async def test_a_first_pass_makes_everything_then_one_status_then_events() -> No
     made = [call.split()[1] for call in server.calls if call.startswith(("apply", "create"))]
     assert made.index("Pod") > made.index("ControllerRevision")
     assert made.index("RoleBinding") > made.index("Role")
+    created = {call.split()[1] for call in server.calls if call.startswith("create")}
+    assert created == {"Pod"}  # a stored revision that was created could not be patched, nor orphaned
 
 
 async def test_a_settled_deployment_costs_no_request() -> None:
@@ -278,14 +280,14 @@ async def test_a_change_of_the_spec_is_acted_on_while_repairs_pause() -> None:
 
 async def test_nothing_is_made_once_the_deployment_is_being_deleted() -> None:
     server = FakeServer()
-    create = server.create
+    apply = server.apply
 
-    async def create_and_delete(body: dict[str, Any]) -> dict[str, Any]:
+    async def apply_and_delete(body: dict[str, Any], field_manager: str) -> dict[str, Any]:
         assert server.raw is not None
         server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        return await create(body)
+        return await apply(body, field_manager)
 
-    server.create = create_and_delete  # type: ignore[method-assign]
+    server.apply = apply_and_delete  # type: ignore[method-assign]
     assert await reconciler(server).reconcile(KEY) is None
     assert len(server.calls) == 1
 
