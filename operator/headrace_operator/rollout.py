@@ -69,8 +69,10 @@ class _RolePass:
         self._num_groups = self._layout.num_groups
         self._max_groups = state.replicas + strategy.max_surge  # those on their way out included
         self.is_short = False  # a slot finds no room for its group
-        self.is_shrinking = bool(self._layout.surplus) or any(
-            group.key.index not in self._slots for group in self._layout.leaving
+        self.is_shrinking = (
+            self._num_groups > self._max_groups
+            or bool(self._layout.surplus)
+            or any(group.key.index not in self._slots for group in self._layout.leaving)
         )
 
     def retire_extras(self) -> None:

@@ -209,8 +209,12 @@ class World:
         return old if old.is_ready else replace(old, is_ready=True, ready_since=self.now)
 
     def is_settled(self, wanted: Mapping[str, Wanted]) -> bool:
-        return all(plan.is_idle for plan in self.plans.values()) and all(
-            self.num_groups(role) == self.num_ready(role, want.revision) == want.replicas
+        return all(plan.is_idle for plan in self.plans.values()) and self.is_as_wanted(wanted)
+
+    def is_as_wanted(self, wanted: Mapping[str, Wanted]) -> bool:
+        return all(
+            self.num_groups(role) == self.num_ready(role) == want.replicas
+            and self.num_ready(role, want.revision) >= want.replicas - self.strategy.partition
             for role, want in wanted.items()
         )
 
@@ -224,6 +228,13 @@ class World:
     def lose_group(self, role: str) -> None:
         """A group of the role vanishes whole."""
         del self.groups[min(k for k in self.groups if k.role == role)]
+
+    def make_unready(self, number: int) -> None:
+        """The pods of one group fail their probe for a moment."""
+        keys = sorted(k for k in self.groups if self.state_of(k) is GroupState.READY)
+        if keys:
+            k = keys[number % len(keys)]
+            self.groups[k] = [replace(p, is_ready=False, ready_since=None) for p in self.groups[k]]
 
     def lose_pod(self, number: int) -> None:
         """One pod vanishes, as with its node."""
