@@ -9,7 +9,7 @@ from tests.contract.rendered import deployments, objects, router_argv
 
 from headrace_engine.core import Role
 from headrace_engine.router import cli, slices
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.kubernetes import ApiServer, EndpointSliceSource
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment

@@ -16,7 +16,7 @@ from tests.router.fakes import wait_until
 from headrace_engine.core import Role
 from headrace_engine.router.app import Router
 from headrace_engine.router.config import Limits
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.static import StaticSource
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import base64
 import json
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from multidict import CIMultiDict
 from headrace_engine.core import Role
 from headrace_engine.router.app import Router
 from headrace_engine.router.config import Limits
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.static import StaticSource
 
 QUICK = Limits(
@@ -34,6 +34,8 @@ QUICK = Limits(
 )
 PATH = "/v1/completions"
 HANG = 30.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def openai_error(message: str, code: str | None = None) -> dict:
@@ -72,11 +74,14 @@ class FakeEngine:
         self.seen: list[tuple[CIMultiDict[str], bytes]] = []
         self.sent_at: list[float] = []
         self.url = ""
+        self.running = asyncio.Event()  # cleared: its machine hangs; connections stay open and nothing is said
+        self.running.set()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=2**30)
+        app = web.Application(client_max_size=2**30, middlewares=[self._hang])
+        app.router.add_get("/health", self._health)
         app.router.add_post("/v1/{tail:.*}", self._leg)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/ready", self._ready)
@@ -92,6 +97,16 @@ class FakeEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @web.middleware
+    async def _hang(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        await self.running.wait()
+        response = await handler(request)
+        await self.running.wait()
+        return response
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready else 503)
@@ -182,6 +197,7 @@ class FakeEngine:
                 await stream.write_eof()
                 return stream
         await self.wire.pushed[key].wait()
+        await self.running.wait()
         if json.loads(body).get("stream"):
             await self._tokens(request, stream, fault)
         else:
@@ -200,6 +216,7 @@ class FakeEngine:
                 await asyncio.sleep(self.token_seconds)
             if self.may_send is not None:
                 await self.may_send.acquire()
+            await self.running.wait()
             self.sent_at.append(asyncio.get_running_loop().time())
             await stream.write(token_event(token))
             if index == 1 and fault in ("die_mid_stream", "die_mid_event"):

@@ -95,6 +95,29 @@ async def test_no_request_makes_more_than_the_allowed_attempts(role):
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
+@pytest.mark.parametrize("code", ["draining", "starting"])
+async def test_groups_that_turn_a_request_away_use_up_no_attempts(role, code):
+    async with rig(num_prefill=5, num_decode=5, limits=replace(QUICK, max_attempts=1)) as r:
+        for engine in getattr(r, role)[:4]:
+            engine.always = f"503:{code}"
+        for _ in range(2):
+            assert (await r.ask(stream=True))[1] == STREAM
+        assert sum(engine.num_legs for engine in getattr(r, role)[:4]) >= 4
+        assert await r.settled()
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_a_request_waits_for_a_group_that_is_about_to_end_its_cool_down(role):
+    async with rig() as r:
+        engine = getattr(r, role)[0]
+        engine.faults.append("die")
+        assert (await r.ask())[0] == 503
+        answers = await asyncio.gather(*(r.ask(stream=True) for _ in range(3)))
+        assert [body for _, body in answers] == [STREAM] * 3
+        assert await r.settled()
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_a_group_that_failed_a_request_is_not_asked_again_even_if_it_is_the_only_one(role):
     async with rig() as r:
         (only,) = getattr(r, role)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace_engine.core import Role
-from headrace_engine.router.fleet import Charge, Endpoint, Fleet, NoGroup
+from headrace_engine.router.fleet import Fleet, NoGroup
+from headrace_engine.router.group import Charge, Endpoint
 
 
 def endpoint(name: str, role: Role = Role.DECODE, ready: bool = True) -> Endpoint:

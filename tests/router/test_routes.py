@@ -68,6 +68,7 @@ async def test_state_shows_groups_with_their_load():
                 "name": r.decode[0].url,
                 "url": r.decode[0].url,
                 "ready": True,
+                "responds": True,
                 "fingerprint": "",
                 "in_flight": 1,
                 "connection_failures": 0,

@@ -6,7 +6,7 @@ import pytest
 from tests.router.fake_api_server import endpoint_slice
 
 from headrace_engine.core import Role
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.slices import endpoints_of, service_roles
 
 ROLES = service_roles("dd")

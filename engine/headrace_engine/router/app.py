@@ -16,6 +16,7 @@ from headrace_engine.router.config import Limits
 from headrace_engine.router.engines import Engines
 from headrace_engine.router.fingerprints import FingerprintLearner
 from headrace_engine.router.fleet import Fleet
+from headrace_engine.router.liveness import LivenessWatch
 from headrace_engine.router.metrics import CONTENT_TYPE, Metrics
 from headrace_engine.router.relay import Relay
 from headrace_engine.router.replies import JSON, Reply, error_reply
@@ -60,7 +61,8 @@ class Router:
         self._site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)
         await self._site.start()
         learner = FingerprintLearner(self.fleet, self.engines)
-        for work in (source.run(), learner.run()):
+        watch = LivenessWatch(self.fleet, self.engines)
+        for work in (source.run(), learner.run(), watch.run()):
             task = asyncio.create_task(work)
             task.add_done_callback(_report_end)
             self._tasks.append(task)
@@ -161,7 +163,8 @@ class Router:
         """The first answer of a ready group that is no failure of its own; the least loaded are asked first."""
         request_id = headers.request_id(request.headers)
         leg_headers = headers.to_engine(request.headers, request_id, None)
-        ready = sorted((g for g in self.fleet.groups() if g.endpoint.ready), key=lambda group: group.num_live)
+        groups = (group for group in self.fleet.groups() if group.endpoint.ready and group.responds)
+        ready = sorted(groups, key=lambda group: group.num_live)
         for group in ready[: self.limits.max_attempts]:
             try:
                 reply = await self.engines.ask(

@@ -18,7 +18,8 @@ from headrace_engine.core import Leg, Role
 from headrace_engine.router.body import splice_ticket
 from headrace_engine.router.engines import Engines, refusal
 from headrace_engine.router.exchange import ClientGone, Exchange
-from headrace_engine.router.fleet import Charge, Fleet, NoGroup
+from headrace_engine.router.fleet import Fleet, NoGroup
+from headrace_engine.router.group import Charge
 from headrace_engine.router.legs import EVENT_STREAM, DecodeLeg, FingerprintRefused, run_prefill_leg
 from headrace_engine.router.metrics import Metrics
 from headrace_engine.router.replies import LegFailure, Reply, error_code, error_reply
@@ -47,7 +48,8 @@ class Attempt:
         if self._fleet.is_unified:
             return await self._run_whole(tried)
         self._fleet.check(Role.PREFILL, tried=tried)  # no ticket for a request that nobody can prefill
-        with self._fleet.dispatch(Role.DECODE, tried=tried, avoid=avoid) as charge:
+        patience_seconds = self._engines.limits.group_seconds
+        with await self._fleet.dispatch_soon(Role.DECODE, patience_seconds, tried=tried, avoid=avoid) as charge:
             self.used.add(charge.group.url)
             leg = await self._open_decode_leg(charge)
             try:
@@ -112,10 +114,13 @@ class Attempt:
         exchange = self._exchange
         chunks = splice_ticket(exchange.body, leg.ticket)
         leg_headers = exchange.leg_headers(Leg.PREFILL, self._number)
+        patience_seconds = self._engines.limits.group_seconds
         started_at = time.monotonic()
         while True:
             try:
-                charge = self._fleet.dispatch(Role.PREFILL, tried=tried, avoid=avoid, fingerprint=leg.fingerprint)
+                charge = await self._fleet.dispatch_soon(
+                    Role.PREFILL, patience_seconds, tried=tried, avoid=avoid, fingerprint=leg.fingerprint
+                )
             except NoGroup as error:
                 reply = error_reply(503, str(error), code="no_group", retry_after_seconds=error.retry_after_seconds)
                 raise LegFailure(Role.DECODE, decode.group.url, "unpaired", reply, retriable=True) from error
@@ -134,7 +139,7 @@ class Attempt:
         """A plain proxy to one unified group."""
         exchange, limits = self._exchange, self._engines.limits
         silence_seconds = limits.ticket_seconds + limits.prefill_seconds if exchange.wants_stream else None
-        with self._fleet.dispatch(Role.UNIFIED, tried=tried) as charge:
+        with await self._fleet.dispatch_soon(Role.UNIFIED, limits.group_seconds, tried=tried) as charge:
             self.used.add(charge.group.url)
             response = None
             try:
@@ -168,18 +173,22 @@ class Attempt:
         is_sending = False
         try:
             async with asyncio.timeout(idle_seconds) as silence:
-                while chunk := await reader.whole_events():
-                    events = chunk
-                    silence.reschedule(now() + idle_seconds)
-                    is_sending = True
-                    await exchange.send(events)
-                    is_sending = False
-                    silence.reschedule(now() + idle_seconds)
+                with charge.group.ends(silence):
+                    while chunk := await reader.whole_events():
+                        charge.group.heard()
+                        events = chunk
+                        silence.reschedule(now() + idle_seconds)
+                        is_sending = True
+                        await exchange.send(events)
+                        is_sending = False
+                        silence.reschedule(now() + idle_seconds)
         except (aiohttp.ClientError, OSError, StreamBroken, TimeoutError) as error:
-            if is_sending and isinstance(error, TimeoutError):
+            if is_sending and isinstance(error, TimeoutError) and charge.group.responds:
                 raise ClientGone from error  # it does not read, which is no fault of the group's
             charge.unreachable(time.monotonic())
-            what = "went silent" if isinstance(error, TimeoutError) else "was lost"
+            what = "was lost" if not isinstance(error, TimeoutError) else "went silent"
+            if not charge.group.responds:
+                what = "has stopped responding"
             await exchange.break_off(f"the group that made this answer {what} before its end", "stream_broken")
             return response
         if not ends_properly(events):

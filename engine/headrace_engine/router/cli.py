@@ -16,7 +16,7 @@ import uvloop
 from headrace_engine.core import Role
 from headrace_engine.router.app import Router, Source
 from headrace_engine.router.config import MIB, Limits
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.kubernetes import ApiServer, EndpointSliceSource, NotInCluster
 from headrace_engine.router.static import StaticSource
 
@@ -84,6 +84,8 @@ def _add_limits(result: argparse.ArgumentParser) -> None:
     add("--connect-seconds", _seconds, "to connect to an engine")
     add("--ticket-seconds", _seconds, "for a decode group to hand out the ticket")
     add("--prefill-seconds", _seconds, "for a prefill group to compute and push the prompt")
+    add("--unresponsive-seconds", _seconds, "of silence, asked and unasked, before a group counts as lost")
+    add("--group-seconds", _seconds, "to wait for a group that cools down after a connection failure")
     add("--idle-seconds", _seconds, "of silence in a stream before it counts as broken")
     add("--drain-seconds", _seconds, "after SIGTERM for streams to end; then they end with an error")
     add("--max-in-flight", _count, "requests at once; more get 429")

@@ -15,6 +15,8 @@ class Limits:
     ticket_seconds: float = 60.0  # decode leg sent -> ticket received
     # prefill leg sent -> pushed. Decode notices within a lease that a prefill rank is gone; this is for a busy one.
     prefill_seconds: float = 1800.0
+    unresponsive_seconds: float = 15.0  # silence, also to GET /health, of a group with legs under way: it is lost
+    group_seconds: float = 5.0  # waiting for a group whose cool-down or trial is about to end
     idle_seconds: float = 300.0  # silence of a decode group that should be streaming
     drain_seconds: float = 30.0  # SIGTERM -> streams still open end with an error
     max_body_bytes: int = 64 * MIB  # of a client's request

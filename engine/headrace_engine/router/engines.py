@@ -16,7 +16,7 @@ from aiohttp.payload import Payload
 from headrace_engine.core import Role
 from headrace_engine.router import headers
 from headrace_engine.router.config import Limits
-from headrace_engine.router.fleet import Charge
+from headrace_engine.router.group import Charge
 from headrace_engine.router.replies import LegFailure, Reply, error_reply
 from headrace_engine.router.sse import StreamBroken
 
@@ -109,15 +109,19 @@ class Engines:
 
     @asynccontextmanager
     async def faults(self, charge: Charge, role: Role, deadline_seconds: float | None) -> AsyncIterator[None]:
-        """Turns a fault of the connection, or silence past the deadline, into a LegFailure against this group."""
+        """Turns a fault of the connection, silence past the deadline, and the loss of the group into a LegFailure."""
         url = charge.group.url
         try:
-            async with asyncio.timeout(deadline_seconds):
-                yield
+            async with asyncio.timeout(deadline_seconds) as limit:
+                with charge.group.ends(limit):
+                    yield
         except TimeoutError as error:
             charge.unreachable(time.monotonic())
             if isinstance(error, aiohttp.ServerTimeoutError):
                 raise _unreachable(role, url, error) from error
+            if not charge.group.responds:
+                reply = error_reply(503, f"the {role} group has stopped responding", code="engine_unresponsive")
+                raise LegFailure(role, url, "unresponsive", reply, retriable=True) from error
             reply = error_reply(504, f"the {role} group did not answer in time", code="deadline_exceeded")
             raise LegFailure(role, url, "deadline", reply, retriable=True) from error
         except (aiohttp.ClientError, OSError, StreamBroken) as error:

@@ -12,6 +12,8 @@ from headrace_engine.router.replies import Reply, error_body, named_error
 
 NAMED_EVENT_ROUTES = ("/v1/responses", "/v1/messages")  # their clients read events by name
 
+LAST_WORDS_SECONDS = 1.0  # for an error event to a client that may not be reading
+
 
 class ClientGone(Exception):
     """The client has closed its connection, or does not read: nothing more is said on it."""
@@ -108,13 +110,19 @@ class Exchange:
     async def break_off(self, message: str, code: str) -> None:
         """After the first byte: an explicit error event, then the end of the stream without `[DONE]`.
 
-        In the middle of a whole answer there is nothing to say it with: the connection is dropped. Raises ClientGone.
+        In the middle of a whole answer there is nothing to say it with: the connection is dropped. Raises ClientGone,
+        also when the client does not read it in time.
         """
         self.broken = True
         if isinstance(self.response, web.Response):
             raise ClientGone
         if self.request.path in NAMED_EVENT_ROUTES:
-            await self.send(b"event: error\ndata: " + named_error(message, code=code) + b"\n\n")
+            words = b"event: error\ndata: " + named_error(message, code=code) + b"\n\n"
         else:
-            await self.send(b"data: " + error_body(message, type="server_error", code=code) + b"\n\n")
-        await self.finish()
+            words = b"data: " + error_body(message, type="server_error", code=code) + b"\n\n"
+        try:
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await self.send(words)
+                await self.finish()
+        except TimeoutError as error:
+            raise ClientGone from error

@@ -15,7 +15,8 @@ import msgspec
 
 from headrace_engine.core import Role
 from headrace_engine.router.engines import Engines
-from headrace_engine.router.fleet import Fleet, Group
+from headrace_engine.router.fleet import Fleet
+from headrace_engine.router.group import Group
 from headrace_engine.router.sse import StreamBroken
 
 POLL_SECONDS = 0.25  # how soon a group that has become ready is asked

@@ -1,31 +1,24 @@
 """The groups that exist now, by role, with what this router has sent to each and what it has learnt about it.
 
 Whoever knows the endpoints (a static list, EndpointSlices) calls `Fleet.replace`; requests call `Fleet.dispatch` and
-hold the `Charge` that comes back. A group that vanishes from the list gets no new request; charges on it live on.
+hold the `Charge` that comes back. A group that vanishes from the list gets no new request; charges on it live on, and
+it is watched (see `liveness`) as long as there are any.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from headrace_engine.core import Role
-from headrace_engine.router.policy import CLOSED, Candidate, Choice, Circuit, NoChoice, choose
+from headrace_engine.router.group import Charge, Endpoint, Group
+from headrace_engine.router.policy import Choice, NoChoice, choose
 
-REFUSAL_MEMORY_SECONDS = 60.0
-MAX_REMEMBERED_REFUSALS = 16
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where one group's leader answers. `name` is for people; the URL (`http://host:port`) is the identity."""
-
-    role: Role
-    url: str
-    name: str
-    ready: bool = True
+MIN_WAIT_SECONDS = 0.1  # between two looks for a group
 
 
 class NoGroup(Exception):
@@ -34,101 +27,8 @@ class NoGroup(Exception):
     def __init__(self, role: Role, why: NoChoice) -> None:
         super().__init__(f"no {role} group can take the request: {why.reason}")
         self.role = role
+        self.may_pass = why.may_pass
         self.retry_after_seconds = why.retry_after_seconds
-
-
-class Group:
-    """One group as this router knows it."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.num_live = 0  # legs dispatched and not released
-        self.circuit: Circuit = CLOSED
-        self.on_trial = False
-        self.num_answers = 0  # legs that it has begun to answer
-        self.last_turn = 0  # the fleet's turn in which it was chosen last
-        self.fingerprint = ""  # of its KV cache, as it says itself; empty: it has not said
-        self._refused_until: dict[str, float] = {}  # KV fingerprint -> monotonic seconds
-
-    @property
-    def url(self) -> str:
-        return self.endpoint.url
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.name
-
-    def refuse(self, fingerprint: str, now: float) -> None:
-        """Remember for a while that this group's cache has another layout than `fingerprint`."""
-        while len(self._refused_until) >= MAX_REMEMBERED_REFUSALS:
-            self._refused_until.pop(next(iter(self._refused_until)))
-        self._refused_until[fingerprint] = now + REFUSAL_MEMORY_SECONDS
-
-    def may_pair_with(self, fingerprints: Collection[str]) -> bool:
-        """Whether one of these, of which an empty one may be any, is or may be this group's."""
-        return not self.fingerprint or "" in fingerprints or self.fingerprint in fingerprints
-
-    def candidate(self, now: float, fingerprint: str | None, unpaired: bool = False) -> Candidate:
-        refuses = fingerprint is not None and (
-            (self.fingerprint not in ("", fingerprint)) or now < self._refused_until.get(fingerprint, 0.0)
-        )
-        return Candidate(
-            self.url,
-            num_live=self.num_live,
-            last_turn=self.last_turn,
-            ready=self.endpoint.ready,
-            circuit=self.circuit,
-            on_trial=self.on_trial,
-            refuses=refuses,
-            unpaired=unpaired,
-        )
-
-
-class Charge:
-    """One leg's place on a group: counted from dispatch until `release`, which may be called any number of times."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self._released = False
-        self._num_answers_before = group.num_answers
-        self._is_trial = group.circuit.num_failures > 0
-        group.num_live += 1
-        if self._is_trial:
-            group.on_trial = True
-
-    def reached(self) -> None:
-        """The group has begun to answer: past connection failures count no more."""
-        self.group.circuit = CLOSED
-        self.group.num_answers += 1
-        self._num_answers_before = self.group.num_answers
-        self._end_trial()
-
-    def unreachable(self, now: float) -> None:
-        """The connection failed, broke, or stayed silent beyond its deadline.
-
-        If the group has answered another leg since this one last heard of it, it is there, and the fault is this
-        connection's (in a burst of new connections some are late); it gets no cool-down for that.
-        """
-        if self.group.num_answers == self._num_answers_before:
-            self.group.circuit = self.group.circuit.failed(now)
-        self._end_trial()
-
-    def release(self) -> None:
-        if not self._released:
-            self._released = True
-            self.group.num_live -= 1
-            self._end_trial()
-
-    def _end_trial(self) -> None:
-        if self._is_trial:
-            self._is_trial = False
-            self.group.on_trial = False
-
-    def __enter__(self) -> Charge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Fleet:
@@ -137,6 +37,7 @@ class Fleet:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._groups: dict[Role, dict[str, Group]] = {role: {} for role in Role}
+        self._departed: list[Group] = []  # no longer listed, with legs still under way
         self._turn = 0
         self.synced = False  # the endpoints have been learnt at least once
 
@@ -149,6 +50,8 @@ class Fleet:
                 group = Group(endpoint)
             group.endpoint = endpoint
             fresh[endpoint.role][endpoint.url] = group
+        kept = {id(group) for groups in fresh.values() for group in groups.values()}
+        self._departed += [group for group in self.groups() if id(group) not in kept]
         self._groups = fresh
         self.synced = True
 
@@ -160,8 +63,12 @@ class Fleet:
                 group.fingerprint = ""  # what comes back may be another engine
 
     def check(self, role: Role, *, tried: Collection[str] = ()) -> None:
-        """Raise NoGroup if no group of `role` could be dispatched to now."""
-        self._choose(role, tried, (), None)
+        """Raise NoGroup if no group of `role` can be dispatched to now, or soon."""
+        try:
+            self._choose(role, tried, (), None)
+        except NoGroup as error:
+            if not error.may_pass:
+                raise
 
     def dispatch(
         self,
@@ -176,6 +83,28 @@ class Fleet:
         self._turn += 1
         group.last_turn = self._turn
         return Charge(group)
+
+    async def dispatch_soon(
+        self,
+        role: Role,
+        patience_seconds: float,
+        *,
+        tried: Collection[str] = (),
+        avoid: Collection[str] = (),
+        fingerprint: str | None = None,
+    ) -> Charge:
+        """As `dispatch`, but waits while all that is missing is that a group cools down or ends its trial."""
+        give_up_at = self._clock() + patience_seconds
+        while True:
+            try:
+                return self.dispatch(role, tried=tried, avoid=avoid, fingerprint=fingerprint)
+            except NoGroup as error:
+                left = give_up_at - self._clock()
+                if not error.may_pass or left <= 0:
+                    raise
+                # Not all that wait at the same moment: the first one is the trial for the others.
+                wait = max(MIN_WAIT_SECONDS, error.retry_after_seconds) * random.uniform(1.0, 1.5)
+            await asyncio.sleep(min(wait, left))
 
     def _choose(self, role: Role, tried: Collection[str], avoid: Collection[str], fingerprint: str | None) -> str:
         now = self._clock()
@@ -196,6 +125,11 @@ class Fleet:
     def groups(self, role: Role | None = None) -> Iterator[Group]:
         for each in Role if role is None else (role,):
             yield from self._groups[each].values()
+
+    def watched(self) -> list[Group]:
+        """Every group that may have legs under way, also those that are no longer listed."""
+        self._departed = [group for group in self._departed if group.num_live]
+        return [*self.groups(), *self._departed]
 
     def num_ready(self, role: Role) -> int:
         return sum(group.endpoint.ready for group in self.groups(role))
@@ -221,6 +155,7 @@ def _describe(group: Group, now: float) -> dict[str, Any]:
         "name": group.name,
         "url": group.url,
         "ready": group.endpoint.ready,
+        "responds": group.responds,
         "fingerprint": group.fingerprint,
         "in_flight": group.num_live,
         "connection_failures": group.circuit.num_failures,

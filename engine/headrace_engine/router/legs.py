@@ -9,7 +9,7 @@ import msgspec
 
 from headrace_engine.core import Role
 from headrace_engine.router.engines import Engines, protocol_failure, refusal
-from headrace_engine.router.fleet import Charge
+from headrace_engine.router.group import Charge
 from headrace_engine.router.replies import LegFailure, Reply, error_code, error_reply
 from headrace_engine.router.sse import FIRST_NAMES, Event, EventReader, StreamBroken
 

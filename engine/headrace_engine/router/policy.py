@@ -14,6 +14,8 @@ from dataclasses import dataclass
 FIRST_COOL_DOWN_SECONDS = 0.25
 MAX_COOL_DOWN_SECONDS = 8.0
 DEFAULT_RETRY_AFTER_SECONDS = 1.0
+COOLING = "cooling down after a connection failure"
+ON_TRIAL = "on trial after a connection failure"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Candidate:
     last_turn: when it was chosen last, counted in choices; the smallest goes first among equals.
     on_trial: the one request that a group gets after a cool-down is under way.
     refuses: the group has told that it cannot take this request's KV (another KV fingerprint).
+    responds: False once it has stopped responding; it is asked whether it does again, so no request need find out.
     unpaired: a decode group whose KV fingerprint no ready prefill group has; chosen only when no other is left.
     """
 
@@ -56,6 +59,7 @@ class Candidate:
     circuit: Circuit = CLOSED
     on_trial: bool = False
     refuses: bool = False
+    responds: bool = True
     unpaired: bool = False
 
 
@@ -66,10 +70,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class NoChoice:
-    """Why no group can take the request, in words for the client, and when to ask again."""
+    """Why no group can take the request, in words for the client, and when to ask again.
+
+    may_pass: a group is kept from it only by a cool-down or a trial, either of which is soon over.
+    """
 
     reason: str
     retry_after_seconds: float = DEFAULT_RETRY_AFTER_SECONDS
+    may_pass: bool = False
 
 
 def choose(
@@ -100,10 +108,12 @@ def _obstacle(candidate: Candidate, now: float, tried: Collection[str]) -> str |
         return "failed this request"
     if candidate.refuses:
         return "of another KV fingerprint"
+    if not candidate.responds:
+        return "not responding"
     if candidate.circuit.is_open(now):
-        return "cooling down after a connection failure"
+        return COOLING
     if candidate.circuit.num_failures and candidate.on_trial:
-        return "on trial after a connection failure"
+        return ON_TRIAL
     return None
 
 
@@ -117,4 +127,5 @@ def _explain(candidates: Sequence[Candidate], now: float, tried: Collection[str]
             counts[obstacle] = counts.get(obstacle, 0) + 1
     reason = f"of {len(candidates)}: " + ", ".join(f"{count} {obstacle}" for obstacle, count in counts.items())
     reopening = [c.circuit.open_until - now for c in candidates if c.ready and c.circuit.is_open(now)]
-    return NoChoice(reason, min(reopening, default=DEFAULT_RETRY_AFTER_SECONDS))
+    may_pass = COOLING in counts or ON_TRIAL in counts
+    return NoChoice(reason, min(reopening, default=DEFAULT_RETRY_AFTER_SECONDS), may_pass)

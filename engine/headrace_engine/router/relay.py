@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 
@@ -17,8 +18,6 @@ from headrace_engine.router.exchange import ClientGone, Exchange
 from headrace_engine.router.fleet import Fleet, NoGroup
 from headrace_engine.router.metrics import Metrics
 from headrace_engine.router.replies import LegFailure, Reply, error_reply
-
-LAST_WORDS_SECONDS = 1.0  # for an error event to a client that may not be reading
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +74,7 @@ class Relay:
         except TimeoutError:
             if exchange.response is None:
                 return await exchange.reply(error_reply(504, exchange.timeout_reason, code="deadline_exceeded"))
-            try:
-                async with asyncio.timeout(LAST_WORDS_SECONDS):
-                    await exchange.break_off(exchange.timeout_reason, "deadline_exceeded")
-            except TimeoutError as error:
-                raise ClientGone from error
+            await exchange.break_off(exchange.timeout_reason, "deadline_exceeded")
             return exchange.response
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
@@ -96,11 +91,16 @@ class Relay:
         return await self._try_groups(exchange)
 
     async def _try_groups(self, exchange: Exchange) -> web.StreamResponse:
-        """Up to `max_attempts` attempts; no group that failed this request is asked again."""
+        """Up to `max_attempts` attempts; no group that failed this request is asked again.
+
+        A group that turns the request away because it is leaving or not there yet has done nothing for it, so that is
+        no attempt: while many groups are replaced, several may do so in a row.
+        """
         tried: set[str] = set()
         avoid: set[str] = set()
         last: Reply | None = None
-        for number in range(1, self._limits.max_attempts + 1):
+        num_failures = 0
+        for number in itertools.count(1):
             attempt = Attempt(self._fleet, self._engines, self._metrics, exchange, number)
             try:
                 return await attempt.run(tried, avoid)
@@ -115,8 +115,10 @@ class Relay:
                 logger.warning("request %s, attempt %d: %s", exchange.request_id, number, failure)
                 tried.add(failure.url)
                 avoid |= attempt.used
-            if number < self._limits.max_attempts:
-                self._metrics.retries.inc()
+                num_failures += not failure.is_turned_away
+            if num_failures >= self._limits.max_attempts:
+                break
+            self._metrics.retries.inc()
         assert last is not None
         return await exchange.reply(last)
 

@@ -10,6 +10,7 @@ import msgspec
 from headrace_engine.core import Role
 
 JSON = "application/json"
+NOT_SERVING = frozenset({"draining", "starting"})  # codes of an engine that takes no requests now
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class LegFailure(Exception):
 
     reply: what the client gets if there is no further attempt. retriable: another group may succeed.
     cause: one word for metrics and logs. `refused`: the engine answered with an error status; `reported`: an error
-    event in the stream; `unreachable`: no connection, or it broke; `deadline`: silence; `protocol`: an answer that is
-    not what the contract says; `unpaired`: no prefill group can write this decode group's cache.
+    event in the stream; `unreachable`: no connection, or it broke; `deadline`: silence; `unresponsive`: silence to
+    `/health` too; `protocol`: an answer that is not what the contract says; `unpaired`: no prefill group can write this
+    decode group's cache.
     """
 
     def __init__(self, role: Role, url: str, cause: str, reply: Reply, *, retriable: bool) -> None:
@@ -74,3 +76,8 @@ class LegFailure(Exception):
         self.cause = cause
         self.reply = reply
         self.retriable = retriable
+
+    @property
+    def is_turned_away(self) -> bool:
+        """The group has said that it takes no requests now; it has not begun with this one."""
+        return self.cause == "refused" and self.reply.status == 503 and error_code(self.reply.body) in NOT_SERVING

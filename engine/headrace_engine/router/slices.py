@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace_engine.core import Role
-from headrace_engine.router.fleet import Endpoint
+from headrace_engine.router.group import Endpoint
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 PORT_NAME = "http"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import aiohttp
 
 from headrace_engine.router.engines import Engines
-from headrace_engine.router.fleet import Endpoint, Fleet
+from headrace_engine.router.fleet import Fleet
+from headrace_engine.router.group import Endpoint
 from headrace_engine.router.sse import StreamBroken
 
 PROBE_SECONDS = 1.0  # between probes of a ready engine
