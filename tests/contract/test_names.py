@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.contract.rendered import ROOT, container, deployments, engine_pods, router_argv, router_pod_spec
+from tests.contract.rendered import ROOT, deployments, engine_pods, router_argv, router_pod_spec
 
 from headrace_engine import cli as engine_cli
 from headrace_engine import pod as engine_pod
@@ -85,9 +85,8 @@ def test_an_engine_has_time_to_end_after_its_drain() -> None:
 def test_a_router_has_time_to_end_after_its_drain() -> None:
     for deployment in deployments():
         spec = router_pod_spec(deployment)
-        lifecycle = container(spec, names.CONTAINER_ROUTER)["lifecycle"]
-        drain_seconds = router_cli.parser().parse_args(router_argv(deployment)[1:]).drain_seconds
-        own_seconds = lifecycle["preStop"]["sleep"]["seconds"] + drain_seconds + 2 * router_app.STOP_SECONDS
+        flags = router_cli.parser().parse_args(router_argv(deployment)[1:])
+        own_seconds = flags.leave_seconds + flags.drain_seconds + 2 * router_app.STOP_SECONDS
         assert spec["terminationGracePeriodSeconds"] >= own_seconds
 
 

@@ -151,7 +151,7 @@ def test_a_router_pod_may_live_as_long_as_its_drain_takes(drain: int) -> None:
     (router,) = spec["containers"]
     told = int(router["args"][router["args"].index("--drain-seconds") + 1])
     assert told == max(1, drain)  # it takes no zero
-    before = router["lifecycle"]["preStop"]["sleep"]["seconds"]
+    before = int(router["args"][router["args"].index("--leave-seconds") + 1])
     assert before >= 2  # for the nodes to forget it
     assert spec["terminationGracePeriodSeconds"] >= before + told + 6  # what it needs to tell its last clients
 

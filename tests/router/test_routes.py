@@ -158,6 +158,41 @@ async def test_a_drain_lets_streams_end_and_takes_no_new_connection():
         await drain
 
 
+async def test_a_router_that_leaves_goes_on_serving_and_asks_clients_to_connect_anew():
+    async with rig(limits=replace(QUICK, leave_seconds=0.5)) as r:
+        assert (await r.ask())[0] == 200  # the client now keeps a connection
+        drain = asyncio.create_task(r.router.drain())
+        await asyncio.sleep(0)
+        for path in ("/v1/completions", "/v1/models", "/v1/completions"):
+            request = r.post({"prompt": "x"}) if path == "/v1/completions" else r.http.get(r.base + path)
+            async with request as response:
+                assert response.status == 200
+                assert response.headers["Connection"] == "close"
+        assert (await get(r, "/synced"))[0] == 503
+        await drain
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await r.ask()
+
+
+async def test_a_request_on_a_kept_connection_is_served_while_others_end():
+    async with rig(limits=replace(QUICK, drain_seconds=5)) as r:
+        assert (await r.ask())[0] == 200
+        async with aiohttp.ClientSession() as other:
+            r.decode[0].may_send = asyncio.Semaphore(1)
+            stream = asyncio.create_task(other.post(r.base + PATH, json={"prompt": "x", "stream": True}))
+            await wait_until(lambda: r.decode[0].sent_at)
+            drain = asyncio.create_task(r.router.drain())
+            await asyncio.sleep(0.05)
+            async with r.post({"prompt": "x"}) as response:
+                assert response.status == 200
+                assert response.headers["Connection"] == "close"
+            assert not drain.done()
+            for _ in range(2):
+                r.decode[0].may_send.release()
+            assert (await (await stream).read()).endswith(b"data: [DONE]\n\n")
+        await drain
+
+
 async def test_a_drain_ends_what_does_not_end_by_itself_with_an_explicit_error():
     async with rig(limits=replace(QUICK, drain_seconds=0.3)) as r:
         r.decode[0].tokens, r.decode[0].token_seconds = ["t"] * 1000, 0.02

@@ -70,16 +70,21 @@ class Router:
         return bound
 
     async def drain(self) -> None:
-        """Accept no more, let requests in flight end, and end those that have not within the limit."""
+        """Send clients away, accept no more, let requests in flight end, and end those that have not within the limit.
+
+        A connection that a client keeps cannot just be closed: a request that is on its way on it would be lost. So as
+        long as anything is in flight such connections are served, and each answer is the last one on its own.
+        """
         self.relay.draining = True
+        await asyncio.sleep(self.limits.leave_seconds)
         if self._site is not None:
             await self._site.stop()
-        if self._runner is not None and self._runner.server is not None:
-            self._runner.server.pre_shutdown()  # closes connections that wait for another request
         if not await self.relay.wait_idle(self.limits.drain_seconds):
             logger.warning("%d requests did not end in time", len(self.relay.exchanges))
             self.relay.expire_all("the router is shutting down")
             await self.relay.wait_idle(STOP_SECONDS)
+        if self._runner is not None and self._runner.server is not None:
+            self._runner.server.pre_shutdown()  # closes connections that wait for another request
 
     async def stop(self) -> None:
         """Close everything now; requests still in flight are cancelled."""
@@ -96,6 +101,7 @@ class Router:
             app.router.add_post(path, self.relay.handle)
         for path in TOKEN_ROUTES:
             app.router.add_post(path, self._tokens)
+        app.on_response_prepare.append(self._send_away)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
@@ -103,6 +109,11 @@ class Router:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/state", self._state)
         return app
+
+    async def _send_away(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self.relay.draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
     async def _health(self, _: web.Request) -> web.Response:
         return _json({"status": "ok"})

@@ -87,7 +87,8 @@ def _add_limits(result: argparse.ArgumentParser) -> None:
     add("--unresponsive-seconds", _seconds, "of silence, asked and unasked, before a group counts as lost")
     add("--group-seconds", _seconds, "to wait for a group that cools down after a connection failure")
     add("--idle-seconds", _seconds, "of silence in a stream before it counts as broken")
-    add("--drain-seconds", _seconds, "after SIGTERM for streams to end; then they end with an error")
+    add("--leave-seconds", _seconds_or_none, "after SIGTERM to go on taking requests, asking clients to connect anew")
+    add("--drain-seconds", _seconds, "after that for streams to end; then they end with an error")
     add("--max-in-flight", _count, "requests at once; more get 429")
     limits.add_argument(
         "--max-body-mib",
@@ -188,6 +189,10 @@ def _seconds(text: str) -> float:
     if not 0 < value < 1e7:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return value
+
+
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
 
 
 def _name(text: str) -> str:

@@ -18,7 +18,9 @@ class Limits:
     unresponsive_seconds: float = 15.0  # silence, also to GET /health, of a group with legs under way: it is lost
     group_seconds: float = 5.0  # waiting for a group whose cool-down or trial is about to end
     idle_seconds: float = 300.0  # silence of a decode group that should be streaming
-    drain_seconds: float = 30.0  # SIGTERM -> streams still open end with an error
+    # SIGTERM -> no new connection is taken; until then every answer asks its client to connect anew, elsewhere
+    leave_seconds: float = 0.0
+    drain_seconds: float = 30.0  # then -> streams still open end with an error
     max_body_bytes: int = 64 * MIB  # of a client's request
     max_reply_bytes: int = 256 * MIB  # of one event or whole answer of an engine
     max_in_flight: int = 8192  # requests at once; more get 429

@@ -31,7 +31,8 @@ class Relay:
         self._limits = limits
         self._metrics = metrics
         self.exchanges: set[Exchange] = set()
-        self.draining = False
+        self.draining = False  # clients are sent away with their answers
+        self._is_over = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -60,7 +61,7 @@ class Relay:
             self._metrics.finished(outcome, time.monotonic() - exchange.started_at, exchange.first_byte_seconds)
 
     def _refuse_at_the_door(self) -> Reply | None:
-        if self.draining:
+        if self._is_over:
             return error_reply(503, "the router is shutting down", retry_after_seconds=1.0)
         if len(self.exchanges) >= self._limits.max_in_flight:
             message = f"{self._limits.max_in_flight} requests are in flight already"
@@ -132,7 +133,8 @@ class Relay:
         return True
 
     def expire_all(self, reason: str) -> None:
-        """End every request in flight now, each with an error that says why."""
+        """End every request in flight now, each with an error that says why, and take no more."""
+        self._is_over = True
         for exchange in list(self.exchanges):
             exchange.expire(reason)
 

@@ -9,14 +9,12 @@ from headrace_operator.api import Spec
 from headrace_operator.api_pods import PodTemplate
 from headrace_operator.render.objects import Owner, http_probe, metadata, stamped
 from headrace_operator.render.overlay import with_template
-from headrace_operator.render.runtimes.headrace import following_router_command
+from headrace_operator.render.runtimes.headrace import ROUTER_LEAVE_SECONDS, following_router_command
 
 # What the router may do; the operator must hold the same to grant it.
 ROUTER_RULES: list[dict[str, list[str]]] = [
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
 ]
-# Before SIGTERM: the Service's rules on every node forget the pod, so that no new connection meets a closed port.
-_PRE_STOP_SECONDS = 5
 # After the drain: streams that were not done end with an error, and the program exits.
 _EXIT_SECONDS = 15
 
@@ -96,7 +94,6 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
         # the router answers 503 and says what is missing.
         "readinessProbe": http_probe("/synced", period=2, failures=2),
         "livenessProbe": http_probe("/health", period=10, failures=6),
-        "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -109,7 +106,7 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
     return {
         "serviceAccountName": names.router_name(owner.name),
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain + _EXIT_SECONDS,
+        "terminationGracePeriodSeconds": ROUTER_LEAVE_SECONDS + drain + _EXIT_SECONDS,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": names.RUN_AS_USER,

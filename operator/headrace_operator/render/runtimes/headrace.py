@@ -9,6 +9,9 @@ from headrace_operator.revision import RoleTemplate
 
 ENGINE = "headrace-engine"
 ROUTER = "headrace-router"
+# From SIGTERM on: the Service's rules on every node forget the pod, so that no new connection meets a closed port, and
+# clients that keep their connections are asked to make new ones.
+ROUTER_LEAVE_SECONDS = 5
 
 
 def engine_command(template: RoleTemplate, role: str, pod: int, site: Site) -> list[str]:
@@ -39,7 +42,9 @@ def following_router_command(
     model: str, host: str, port: int, drain_seconds: int, namespace: str, deployment: str
 ) -> list[str]:
     """A router that follows the deployment's EndpointSlices."""
-    return [*_router_command(model, host, port, drain_seconds), "--namespace", namespace, "--deployment", deployment]
+    command = _router_command(model, host, port, drain_seconds)
+    command += ["--leave-seconds", str(ROUTER_LEAVE_SECONDS)]
+    return [*command, "--namespace", namespace, "--deployment", deployment]
 
 
 def static_router_command(
