@@ -17,7 +17,7 @@ from headrace_engine.kernels.hyper_connection import (
     weighted_norm,
     weighted_sum,
 )
-from headrace_engine.kernels.indexer import select_blocks, select_entries, select_within_blocks
+from headrace_engine.kernels.indexer import select_entries, select_entries_and_runs, select_within_runs
 from headrace_engine.kernels.linears import grouped_linear, linear
 from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
 from headrace_engine.kernels.routing import route
@@ -44,9 +44,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_rope",
     "route",
-    "select_blocks",
     "select_entries",
-    "select_within_blocks",
+    "select_entries_and_runs",
+    "select_within_runs",
     "single_pass_mix",
     "sum_choices",
     "weighted_norm",

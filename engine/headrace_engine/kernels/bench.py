@@ -30,7 +30,7 @@ from headrace_engine.kernels.cases import Random, angles, frequencies, make_batc
 
 _HIDDEN, _STREAMS, _HEADS, _DIM, _WINDOW, _HALF = 256, 4, 8, 512, 128, 32
 _EXPERTS, _TOPK, _WIDTH = 64, 6, 128
-_INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK, _RATIO, _BLOCK = 64, 128, 512, 4, 256
+_INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK, _RATIO, _BLOCK, _RUN = 64, 128, 512, 4, 256, 8
 _SECONDS_PER_CASE = 0.2
 
 
@@ -149,6 +149,7 @@ def cache_cases(rows: int, context: int, dtype: torch.dtype) -> Iterator[Case]:
             rows * num_entries * _INDEX_DIM * size,
             2 * rows * num_entries * _INDEX_HEADS * _INDEX_DIM,
         )
+    yield from _two_level_cases(random, select, num_entries)
     carry = random.wide(rows, 1, 2 * _RATIO, 4 * _DIM)
     compress = (
         random.normal(rows, 4 * _DIM), random.wide(_RATIO, 2 * _DIM), batch, carry, 0, torch.ones(_DIM),
@@ -160,6 +161,30 @@ def cache_cases(rows: int, context: int, dtype: torch.dtype) -> Iterator[Case]:
         lambda: compressor.compress_reference(*compress),
         rows * 2 * _RATIO * 2 * _DIM * 4,
         rows * 2 * _RATIO * _DIM * 4,
+    )
+
+
+def _two_level_cases(random: Random, select: tuple[Any, ...], num_entries: int) -> Iterator[Case]:
+    """Both levels of DeepSeek-V4.1's selection, where a quarter of the entries are candidates."""
+    rows, num_runs = len(select[0]), num_entries // _RUN // 4
+    if num_runs * _RUN <= _INDEX_TOPK:
+        return
+    size, products = random.dtype.itemsize, _INDEX_HEADS * _INDEX_DIM
+    runs = torch.stack([random.permutation(num_entries // _RUN)[:num_runs].sort().values for _ in range(rows)]).int()
+    both, within = (*select, _RUN, num_runs), (*select, runs, _RUN)
+    yield Case(
+        f"select_entries_and_runs of {num_entries}",
+        lambda: kernels.select_entries_and_runs(*both),
+        lambda: indexer.select_entries_and_runs_reference(*both),
+        rows * num_entries * _INDEX_DIM * size,
+        2 * rows * num_entries * products,
+    )
+    yield Case(
+        f"select_within_runs, {num_runs * _RUN} of {num_entries}",
+        lambda: kernels.select_within_runs(*within),
+        lambda: indexer.select_within_runs_reference(*within),
+        rows * num_runs * _RUN * _INDEX_DIM * size,
+        2 * rows * num_runs * _RUN * products,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -27,57 +29,14 @@ def select_entries(
     where these are at most topk. q [T, heads, n] dt; weights [T, heads] fp32; keys [blocks, layers, entries per block,
     n]. Among equal scores the lower number wins.
     """
-    library = library_for(q)
-    if library is None or keys.dtype is not q.dtype:
+    if _library(q, keys) is None:
         return select_entries_reference(q, weights, batch, keys, layer, ratio, topk)
-    tokens, heads, dim = q.shape
-    if not (q.is_contiguous() and keys.shape[3] == dim):
-        raise ValueError(f"select_entries: q must be contiguous, keys of {dim}")
-    if not (weights.dtype is torch.float32 and weights.shape == (tokens, heads) and weights.is_contiguous()):
-        raise ValueError(f"select_entries: weights must be contiguous fp32 [{tokens}, {heads}]")
-    selected = torch.empty((tokens, topk), dtype=torch.int32)
-    library.headrace_select_entries(
-        q.dtype is torch.bfloat16, q.data_ptr(), weights.data_ptr(), batch.query_starts.data_ptr(),
-        batch.context_lens.data_ptr(), batch.block_tables.data_ptr(), len(batch.query_lens),
-        batch.block_tables.shape[1], layer_pointer(keys, layer), keys.stride(0), keys.shape[2],
-        heads, dim, ratio, topk, selected.data_ptr(),
-    )  # fmt: skip
+    selected = torch.empty((q.shape[0], topk), dtype=torch.int32)
+    _native_select(q, weights, batch, keys, layer, ratio, selected, None, 1, is_within=False)
     return selected
 
 
-def select_blocks(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    batch: ForwardBatch,
-    keys: torch.Tensor,
-    layer: int,
-    ratio: int,
-    block_size: int,
-    num_blocks: int,
-) -> torch.Tensor:
-    """The best num_blocks runs of block_size entries of each query: [T, num_blocks] int32, ascending, -1 padded.
-
-    A run's score is the best of its visible entries'; the run of the newest visible entry is always among them. The
-    first of two levels of selection (DeepSeek-V4.1 report, section 2.3); the rest as for select_entries.
-    """
-    selected = torch.full((q.shape[0], num_blocks), -1, dtype=torch.int32, device=q.device)
-    for s, (start, _, length) in enumerate(sequences(batch)):
-        own_keys = paged_rows(keys, layer, batch, s, ratio).float()
-        numbers = torch.arange(len(own_keys), device=q.device)
-        tile = max(1, _TILE_BYTES // max(1, 4 * q.shape[1] * len(own_keys)))
-        for low in range(start, start + length, tile):
-            rows = slice(low, min(low + tile, start + length))
-            visible = ((batch.positions[rows] + 1) // ratio).unsqueeze(1)
-            scores = entry_scores(q[rows], weights[rows], own_keys).masked_fill(numbers >= visible, -torch.inf)
-            padded = F.pad(scores, (0, -len(own_keys) % block_size), value=-torch.inf)
-            best = padded.view(len(padded), -1, block_size).amax(dim=2)
-            newest = torch.arange(best.shape[1], device=q.device) == (visible - 1) // block_size
-            chosen = _best(best.masked_fill(newest & (visible > 0), torch.inf), num_blocks)
-            selected[rows, : chosen.shape[1]] = chosen
-    return selected
-
-
-def select_within_blocks(
+def select_entries_and_runs(
     q: torch.Tensor,
     weights: torch.Tensor,
     batch: ForwardBatch,
@@ -85,30 +44,75 @@ def select_within_blocks(
     layer: int,
     ratio: int,
     topk: int,
-    blocks: torch.Tensor,
-    block_size: int,
+    run_size: int,
+    num_runs: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """select_entries, and from its scores the best num_runs runs of run_size entries: [T, num_runs] int32 likewise.
+
+    A run's score is the best of its visible entries'; the run of the newest visible entry is always among them. The
+    first of two levels of selection (DeepSeek-V4.1 report, section 2.3).
+    """
+    if _library(q, keys) is None:
+        return select_entries_and_runs_reference(q, weights, batch, keys, layer, ratio, topk, run_size, num_runs)
+    selected = torch.empty((q.shape[0], topk), dtype=torch.int32)
+    runs = torch.empty((q.shape[0], num_runs), dtype=torch.int32)
+    _native_select(q, weights, batch, keys, layer, ratio, selected, runs, run_size, is_within=False)
+    return selected, runs
+
+
+def select_within_runs(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    batch: ForwardBatch,
+    keys: torch.Tensor,
+    layer: int,
+    ratio: int,
+    topk: int,
+    runs: torch.Tensor,
+    run_size: int,
 ) -> torch.Tensor:
-    """select_entries among the entries of the given runs only: blocks [T, B] int32 as from select_blocks."""
-    lengths = batch.query_starts.diff()
-    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=q.device), lengths)
-    offsets = torch.arange(block_size, device=q.device)
-    per_block = keys.shape[2]
-    num_entries = blocks.shape[1] * block_size
-    selected = torch.full((q.shape[0], topk), -1, dtype=torch.int32, device=q.device)
-    tile = max(1, _TILE_BYTES // (4 * num_entries * (q.shape[1] + q.shape[2])))
-    for low in range(0, q.shape[0], tile):
-        rows = slice(low, low + tile)
-        numbers = (blocks[rows].long().unsqueeze(2) * block_size + offsets).flatten(1)
-        hidden = (numbers < 0) | (numbers >= ((batch.positions[rows] + 1) // ratio).unsqueeze(1))
-        numbers = numbers.masked_fill(hidden, 0)
-        pages = batch.block_tables[sequence[rows].unsqueeze(1), numbers // per_block].long()
-        own_keys = keys[pages, layer, numbers % per_block].float()
-        products = torch.einsum("qhn,qgn->qhg", q[rows].float(), own_keys).relu_()
-        scores = torch.bmm(weights[rows].unsqueeze(1), products).squeeze(1)
-        places = _best(scores.masked_fill(hidden, -torch.inf), topk).long()
-        chosen = numbers.gather(1, places.clamp(min=0)).to(torch.int32).where(places >= 0, -1)
-        selected[rows, : chosen.shape[1]] = chosen
+    """select_entries among the entries of the given runs only: runs [T, B] int32 as from select_entries_and_runs."""
+    if _library(q, keys) is None:
+        return select_within_runs_reference(q, weights, batch, keys, layer, ratio, topk, runs, run_size)
+    selected = torch.empty((q.shape[0], topk), dtype=torch.int32)
+    _native_select(q, weights, batch, keys, layer, ratio, selected, runs, run_size, is_within=True)
     return selected
+
+
+def _library(q: torch.Tensor, keys: torch.Tensor) -> Any | None:
+    return library_for(q) if keys.dtype is q.dtype else None
+
+
+def _native_select(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    batch: ForwardBatch,
+    keys: torch.Tensor,
+    layer: int,
+    ratio: int,
+    selected: torch.Tensor,
+    runs: torch.Tensor | None,
+    run_size: int,
+    *,
+    is_within: bool,
+) -> None:
+    """Fills selected [T, topk]; runs [T, B] say where to choose, or are filled too."""
+    tokens, heads, dim = q.shape
+    if not (q.is_contiguous() and keys.shape[3] == dim):
+        raise ValueError(f"select_entries: q must be contiguous, keys of {dim}")
+    if not (weights.dtype is torch.float32 and weights.shape == (tokens, heads) and weights.is_contiguous()):
+        raise ValueError(f"select_entries: weights must be contiguous fp32 [{tokens}, {heads}]")
+    if not (runs is None or (runs.dtype is torch.int32 and len(runs) == tokens and runs.is_contiguous())):
+        raise ValueError(f"select_entries: runs must be contiguous int32 [{tokens}, B]")
+    library = library_for(q)
+    assert library is not None
+    library.headrace_select_entries(
+        q.dtype is torch.bfloat16, is_within, q.data_ptr(), weights.data_ptr(), batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(), batch.block_tables.data_ptr(), len(batch.query_lens),
+        batch.block_tables.shape[1], layer_pointer(keys, layer), keys.stride(0), keys.shape[2],
+        heads, dim, ratio, selected.shape[1], selected.data_ptr(),
+        run_size, 0 if runs is None else runs.shape[1], None if runs is None else runs.data_ptr(),
+    )  # fmt: skip
 
 
 def select_entries_reference(
@@ -131,6 +135,67 @@ def select_entries_reference(
             hidden = numbers >= ((batch.positions[rows] + 1) // ratio).unsqueeze(1)
             chosen = _best(scores.masked_fill(hidden, -torch.inf), topk)
             selected[rows, : chosen.shape[1]] = chosen
+    return selected
+
+
+def select_entries_and_runs_reference(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    batch: ForwardBatch,
+    keys: torch.Tensor,
+    layer: int,
+    ratio: int,
+    topk: int,
+    run_size: int,
+    num_runs: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    runs = torch.full((q.shape[0], num_runs), -1, dtype=torch.int32, device=q.device)
+    for s, (start, _, length) in enumerate(sequences(batch)):
+        own_keys = paged_rows(keys, layer, batch, s, ratio).float()
+        numbers = torch.arange(len(own_keys), device=q.device)
+        tile = max(1, _TILE_BYTES // max(1, 4 * q.shape[1] * len(own_keys)))
+        for low in range(start, start + length, tile):
+            rows = slice(low, min(low + tile, start + length))
+            visible = ((batch.positions[rows] + 1) // ratio).unsqueeze(1)
+            scores = entry_scores(q[rows], weights[rows], own_keys).masked_fill(numbers >= visible, -torch.inf)
+            padded = F.pad(scores, (0, -len(own_keys) % run_size), value=-torch.inf)
+            best = padded.view(len(padded), -1, run_size).amax(dim=2)
+            newest = torch.arange(best.shape[1], device=q.device) == (visible - 1) // run_size
+            chosen = _best(best.masked_fill(newest & (visible > 0), torch.inf), num_runs)
+            runs[rows, : chosen.shape[1]] = chosen
+    return select_entries_reference(q, weights, batch, keys, layer, ratio, topk), runs
+
+
+def select_within_runs_reference(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    batch: ForwardBatch,
+    keys: torch.Tensor,
+    layer: int,
+    ratio: int,
+    topk: int,
+    runs: torch.Tensor,
+    run_size: int,
+) -> torch.Tensor:
+    lengths = batch.query_starts.diff()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=q.device), lengths)
+    offsets = torch.arange(run_size, device=q.device)
+    per_block = keys.shape[2]
+    num_entries = runs.shape[1] * run_size
+    selected = torch.full((q.shape[0], topk), -1, dtype=torch.int32, device=q.device)
+    tile = max(1, _TILE_BYTES // (4 * num_entries * (q.shape[1] + q.shape[2])))
+    for low in range(0, q.shape[0], tile):
+        rows = slice(low, low + tile)
+        numbers = (runs[rows].long().unsqueeze(2) * run_size + offsets).flatten(1)
+        hidden = (numbers < 0) | (numbers >= ((batch.positions[rows] + 1) // ratio).unsqueeze(1))
+        numbers = numbers.masked_fill(hidden, 0)
+        pages = batch.block_tables[sequence[rows].unsqueeze(1), numbers // per_block].long()
+        own_keys = keys[pages, layer, numbers % per_block].float()
+        products = torch.einsum("qhn,qgn->qhg", q[rows].float(), own_keys).relu_()
+        scores = torch.bmm(weights[rows].unsqueeze(1), products).squeeze(1)
+        places = _best(scores.masked_fill(hidden, -torch.inf), topk).long()
+        chosen = numbers.gather(1, places.clamp(min=0)).to(torch.int32).where(places >= 0, -1)
+        selected[rows, : chosen.shape[1]] = chosen
     return selected
 
 

@@ -34,7 +34,7 @@ _SIGNATURES = {
     "route": "i pppp llll f pp",
     "attention": "i pp pppp ll pll ppp plll pl llll f l p",
     "write_ring": "i p ppp l plll",
-    "select_entries": "i pp ppp ll pll llll p",
+    "select_entries": "ii pp ppp ll pll llll p llp",
     "compress": "ii plp pppp ll pll pp llll f pll",
 }
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -192,15 +192,17 @@ def _best(scores: list[float], topk: int) -> list[int]:
 
 
 @steps
-@pytest.mark.parametrize(("ratio", "block_size", "num_runs", "topk"), [(1, 4, 3, 5), (2, 8, 2, 4), (1, 3, 100, 7)])
-def test_two_level_selection(parts: list, ratio: int, block_size: int, num_runs: int, topk: int) -> None:
+@pytest.mark.parametrize(("ratio", "run_size", "num_runs", "topk"), [(1, 4, 3, 5), (2, 8, 2, 4), (1, 3, 100, 7)])
+def test_two_level_selection(parts: list, ratio: int, run_size: int, num_runs: int, topk: int) -> None:
     """Against lists of scores in plain Python: runs by their best entry, the newest always, then entries in them."""
     random, heads, dim = Random(torch.float32), 8, 16
     batch = make_batch(random, parts, block_size=16)
     q, weights = random.normal(batch.num_tokens, heads, dim), random.wide(batch.num_tokens, heads)
     keys = random.normal(num_blocks(batch) + 1, 2, 16 // ratio, dim)
-    runs = ops.select_blocks(q, weights, batch, keys, 1, ratio, block_size, num_runs)
-    selected = ops.select_within_blocks(q, weights, batch, keys, 1, ratio, topk, runs, block_size)
+    asked = (q, weights, batch, keys, 1, ratio)
+    first, runs = ops.select_entries_and_runs(*asked, topk, run_size, num_runs)
+    assert torch.equal(first, ops.select_entries(*asked, topk))
+    selected = ops.select_within_runs(*asked, topk, runs, run_size)
     assert runs.shape == (batch.num_tokens, num_runs)
     assert selected.shape == (batch.num_tokens, topk)
     for s, (start, first, length) in enumerate(shared_kv_attention.sequences(batch)):
@@ -209,11 +211,11 @@ def test_two_level_selection(parts: list, ratio: int, block_size: int, num_runs:
             num_visible = (first + row - start + 1) // ratio
             rows = slice(row, row + 1)
             scores = indexer.entry_scores(q[rows], weights[rows], own_keys)[0, :num_visible].tolist()
-            best_of_run = [max(scores[i : i + block_size]) for i in range(0, num_visible, block_size)]
+            best_of_run = [max(scores[i : i + run_size]) for i in range(0, num_visible, run_size)]
             if best_of_run:
                 best_of_run[-1] = float("inf")
             expected_runs = _best(best_of_run, num_runs)
             assert runs[row].tolist() == expected_runs + [-1] * (num_runs - len(expected_runs))
-            inside = [g for g in range(num_visible) if g // block_size in expected_runs]
+            inside = [g for g in range(num_visible) if g // run_size in expected_runs]
             expected = [inside[place] for place in _best([scores[g] for g in inside], topk)]
             assert selected[row].tolist() == expected + [-1] * (topk - len(expected))

@@ -1,7 +1,7 @@
 // What all kernels share: the bf16 type, its conversions, exp, and norm and rotation of one row.
 //
 // Everything is written twice at most: portable C++ that the compiler vectorises for the target, and AVX-512
-// intrinsics where that is not enough (dot_tile.h, packed.h, key_products.h, indexer.cpp, sinkhorn4, narrow).
+// intrinsics where that is not enough (dot_tile.h, packed.h, key_products.h, index_scores.h, sinkhorn4, narrow).
 #pragma once
 
 #include <algorithm>

@@ -1,172 +1,7 @@
-// The lightning indexer: scores of compressed entries, and the choice of the best ones.
-//
-// score(t, g) = sum_h weight[t, h] * relu(q[t, h] . key[g]). Keys are read in place, by block table. With AVX-512, 48 keys
-// at a time are widened to fp32 and transposed, so that a register's lanes are keys and no sum across lanes is needed
-// (fp32 and not bf16 products: see key_products.h).
-#include "batch.h"
-#include "dot_tile.h"
+// The lightning indexer's choice of entries, in one level or two (scores: index_scores.h).
+#include "index_scores.h"
 
 namespace headrace {
-
-constexpr int64_t kQueries = 16;  // queries of one sequence that share a transposed tile of keys
-
-template <class T>
-struct Indexer {
-  Batch batch;
-  Pages<const T> keys;
-  const T* q;            // [tokens, heads, dim]
-  const float* weights;  // [tokens, heads]
-  int64_t heads, dim, ratio, topk;
-  int32_t* selected;  // [tokens, topk]
-};
-
-struct Scratch {  // one thread's
-  Floats scores, queries, tile;
-  std::vector<uint32_t> keys, rest;
-};
-
-#ifdef HEADRACE_AVX512
-constexpr int kTileKeys = 48;
-constexpr int64_t kHeads = 8;  // heads whose sums are in registers together
-
-// Lane j of out[i] is lane i of x[j].
-inline void transpose16(const __m512i x[16], __m512i out[16]) {
-  __m512i pairs[16], fours[16];
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
-      fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
-    }
-  for (int j = 0; j < 4; ++j) {  // fours[4 * i + j]: lanes j, 4 + j, 8 + j, 12 + j of x[4 * i ..], 128 bits each
-    const __m512i a = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd);
-    const __m512i c = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
-    const __m512i d = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xdd);
-    out[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-    out[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    out[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-    out[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
-  }
-}
-
-// keys [16] from dim k on -> rows k .. of a tile [dim, 48]: as many dims as a register holds.
-inline void transpose_block(const float* const* keys, int64_t k, float* tile) {
-  __m512i x[16], y[16];
-  for (int j = 0; j < 16; ++j) x[j] = _mm512_loadu_si512(keys[j] + k);
-  transpose16(x, y);
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + (k + i) * kTileKeys, y[i]);
-}
-
-inline void transpose_block(const bf16* const* keys, int64_t k, float* tile) {
-  __m512i x[16], y[16];
-  for (int j = 0; j < 16; ++j) x[j] = _mm512_loadu_si512(keys[j] + k);
-  transpose16(x, y);
-  for (int i = 0; i < 16; ++i) {  // pairs of dims: shifted up the even one, the rest masked off the odd one
-    _mm512_store_si512(tile + (k + 2 * i) * kTileKeys, _mm512_slli_epi32(y[i], 16));
-    _mm512_store_si512(tile + (k + 2 * i + 1) * kTileKeys,
-                       _mm512_and_si512(y[i], _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
-  }
-}
-
-// keys [48] of `dim` -> tile [dim, 48].
-template <class T>
-inline void transpose_tile(const T* const* keys, int64_t dim, float* tile) {
-  constexpr int64_t kDims = 64 / sizeof(T);
-  int64_t k = 0;
-  for (; k + kDims <= dim; k += kDims)
-    for (int j = 0; j < kTileKeys; j += 16) transpose_block(keys + j, k, tile + j);
-  for (; k < dim; ++k)
-    for (int j = 0; j < kTileKeys; ++j) tile[k * kTileKeys + j] = to_float(keys[j][k]);
-}
-
-// q [heads, dim] -> [heads / 8, dim, 8], one stream for a loop over dims; what is left of the heads as it is.
-template <class T>
-inline void interleave_heads(const T* q, int64_t heads, int64_t dim, float* out) {
-  int64_t head = 0;
-  for (; head + kHeads <= heads; head += kHeads)
-    for (int64_t k = 0; k < dim; ++k)
-      for (int64_t h = 0; h < kHeads; ++h) out[head * dim + k * kHeads + h] = to_float(q[(head + h) * dim + k]);
-  widen(q + head * dim, (heads - head) * dim, out + head * dim);
-}
-
-// scores[48] += sum over H heads of weight * relu(q[h] . key), q [dim, H]. Not inlined: its 24 sums leave no register
-// to spare.
-template <int H>
-__attribute__((noinline)) void add_scores(const float* q, const float* weights, const float* tile, int64_t dim,
-                                          float* scores) {
-  __m512 dots[H][3];
-#pragma GCC unroll 8
-  for (int h = 0; h < H; ++h) dots[h][0] = dots[h][1] = dots[h][2] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < dim; ++k) {
-    const __m512 a = _mm512_load_ps(tile + k * kTileKeys), b = _mm512_load_ps(tile + k * kTileKeys + 16),
-                 c = _mm512_load_ps(tile + k * kTileKeys + 32);
-#pragma GCC unroll 8
-    for (int h = 0; h < H; ++h) {
-      const __m512 x = _mm512_set1_ps(q[k * H + h]);
-      dots[h][0] = _mm512_fmadd_ps(a, x, dots[h][0]);
-      dots[h][1] = _mm512_fmadd_ps(b, x, dots[h][1]);
-      dots[h][2] = _mm512_fmadd_ps(c, x, dots[h][2]);
-    }
-  }
-#pragma GCC unroll 3
-  for (int j = 0; j < 3; ++j) {
-    __m512 sum = _mm512_loadu_ps(scores + 16 * j);
-#pragma GCC unroll 8
-    for (int h = 0; h < H; ++h)
-      sum = _mm512_fmadd_ps(_mm512_max_ps(dots[h][j], _mm512_setzero_ps()), _mm512_set1_ps(weights[h]), sum);
-    _mm512_storeu_ps(scores + 16 * j, sum);
-  }
-}
-
-// scores[48] of one query, its heads interleaved.
-inline void score_tile(const float* q, const float* weights, int64_t heads, int64_t dim, const float* tile,
-                       float* scores) {
-  std::fill(scores, scores + kTileKeys, 0.0f);
-  int64_t head = 0;
-  for (; head + kHeads <= heads; head += kHeads) add_scores<kHeads>(q + head * dim, weights + head, tile, dim, scores);
-  for (; head < heads; ++head) add_scores<1>(q + head * dim, weights + head, tile, dim, scores);
-}
-
-// scratch.scores [queries, stride] of queries [t, end) of sequence s against its first `num` entries;
-// stride >= num + 47.
-template <class T>
-void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, int64_t stride, Scratch& scratch) {
-  const int64_t query_size = x.heads * x.dim;
-  scratch.queries.resize(kQueries * query_size);
-  scratch.tile.resize(x.dim * kTileKeys);
-  for (int64_t i = 0; i < end - t; ++i)
-    interleave_heads(x.q + (t + i) * query_size, x.heads, x.dim, scratch.queries.data() + i * query_size);
-  const T* keys[kTileKeys];
-  for (int64_t start = 0; start < num; start += kTileKeys) {
-    for (int j = 0; j < kTileKeys; ++j)
-      keys[j] = x.keys.entry(x.batch.block_tables + s * x.batch.max_blocks, std::min(start + j, num - 1));
-    transpose_tile(keys, x.dim, scratch.tile.data());
-    for (int64_t i = 0; i < end - t; ++i)
-      score_tile(scratch.queries.data() + i * query_size, x.weights + (t + i) * x.heads, x.heads, x.dim,
-                 scratch.tile.data(), scratch.scores.data() + i * stride + start);
-  }
-}
-#else
-constexpr int kTileKeys = 1;
-
-template <class T>
-void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, int64_t num, int64_t stride, Scratch& scratch) {
-  const int32_t* blocks = x.batch.block_tables + s * x.batch.max_blocks;
-  for (int64_t query = t; query < end; ++query)
-    for (int64_t g = 0; g < num; ++g) {
-      const T* key = x.keys.entry(blocks, g);
-      float sum = 0.0f;
-      multiply_rows<T, 1>(&key, x.q + query * x.heads * x.dim, x.dim, 0, x.heads, [&](int, int64_t h, float value) {
-        sum += std::max(value, 0.0f) * x.weights[query * x.heads + h];
-      });
-      scratch.scores[(query - t) * stride + g] = sum;
-    }
-}
-#endif
 
 // A key that sorts as the float does (NaN above all): negative floats with all bits turned, others with the sign bit.
 inline uint32_t order_key(float x) {
@@ -207,16 +42,42 @@ inline void choose_entries(const float* scores, int64_t n, int64_t k, Scratch& s
     if (keys[i] > least || (keys[i] == least && num_ties-- > 0)) *out++ = static_cast<int32_t>(i);
 }
 
+// The num_runs best of the runs of `size` entries that n visible ones make: by their best entry, the last run always.
+inline void choose_runs(const float* scores, int64_t n, int64_t size, int64_t num_runs, Scratch& scratch,
+                        int32_t* out) {
+  const int64_t num = (n + size - 1) / size;
+  scratch.best.resize(num);
+  if (num > num_runs) {
+    for (int64_t run = 0; run < num; ++run)
+      scratch.best[run] = *std::max_element(scores + run * size, scores + std::min((run + 1) * size, n));
+    scratch.best[num - 1] = HUGE_VALF;
+  }
+  choose_entries(scratch.best.data(), num, num_runs, scratch, out);
+}
+
+// What is chosen for every token; `runs` is null where only entries are.
+struct Choice {
+  int64_t topk;
+  int32_t* selected;  // [tokens, topk]
+  int64_t run_size, num_runs;
+  int32_t* runs;  // [tokens, num_runs]
+};
+
 struct QueryBlock {
   int64_t sequence, first, last;
 };
 
-template <class T>
-void select(const Indexer<T>& x) {
+inline std::vector<QueryBlock> query_blocks(const Batch& batch, int64_t size) {
   std::vector<QueryBlock> blocks;
-  for (int64_t s = 0; s < x.batch.num_sequences; ++s)
-    for (int64_t t = x.batch.query_starts[s]; t < x.batch.query_starts[s + 1]; t += kQueries)
-      blocks.push_back({s, t, std::min(t + kQueries, x.batch.query_starts[s + 1])});
+  for (int64_t s = 0; s < batch.num_sequences; ++s)
+    for (int64_t t = batch.query_starts[s]; t < batch.query_starts[s + 1]; t += size)
+      blocks.push_back({s, t, std::min(t + size, batch.query_starts[s + 1])});
+  return blocks;
+}
+
+template <class T>
+void select(const Indexer<T>& x, const Choice& choice) {
+  const std::vector<QueryBlock> blocks = query_blocks(x.batch, kQueries);
   const int64_t num_blocks = static_cast<int64_t>(blocks.size());
 #pragma omp parallel if (num_blocks > 1)
   {
@@ -224,41 +85,73 @@ void select(const Indexer<T>& x) {
 #pragma omp for schedule(dynamic)
     for (int64_t i = num_blocks - 1; i >= 0; --i) {  // the longest first
       const QueryBlock& b = blocks[i];
-      const auto visible = [&](int64_t t) { return (x.batch.position(b.sequence, t) + 1) / x.ratio; };
-      const int64_t num = visible(b.last - 1), stride = num + kTileKeys;
+      const int64_t num = x.visible(b.sequence, b.last - 1), stride = num + kTileKeys;
       scratch.scores.resize(kQueries * stride);
-      if (num > x.topk) score(x, b.sequence, b.first, b.last, num, stride, scratch);
-      for (int64_t t = b.first; t < b.last; ++t)
-        choose_entries(scratch.scores.data() + (t - b.first) * stride, visible(t), x.topk, scratch,
-                       x.selected + t * x.topk);
+      const bool all_runs = !choice.runs || num <= choice.num_runs * choice.run_size;
+      if (num > choice.topk || !all_runs) score(x, b.sequence, b.first, b.last, nullptr, num, stride, scratch);
+      for (int64_t t = b.first; t < b.last; ++t) {
+        const float* scores = scratch.scores.data() + (t - b.first) * stride;
+        const int64_t visible = x.visible(b.sequence, t);
+        choose_entries(scores, visible, choice.topk, scratch, choice.selected + t * choice.topk);
+        if (choice.runs)
+          choose_runs(scores, visible, choice.run_size, choice.num_runs, scratch, choice.runs + t * choice.num_runs);
+      }
+    }
+  }
+}
+
+// As `select` among the entries of each token's runs only: no two tokens have the same, so each has tiles of its own.
+template <class T>
+void select_within(const Indexer<T>& x, const Choice& choice) {
+  const std::vector<QueryBlock> queries = query_blocks(x.batch, 1);
+  const int64_t num_queries = static_cast<int64_t>(queries.size());
+#pragma omp parallel if (num_queries > 1)
+  {
+    Scratch scratch;
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < num_queries; ++i) {
+      const int64_t t = queries[i].first, visible = x.visible(queries[i].sequence, t);
+      const int32_t* runs = choice.runs + t * choice.num_runs;
+      scratch.numbers.clear();
+      for (int64_t run = 0; run < choice.num_runs && runs[run] >= 0; ++run)
+        for (int64_t g = runs[run] * choice.run_size; g < std::min((runs[run] + 1) * choice.run_size, visible); ++g)
+          scratch.numbers.push_back(static_cast<int32_t>(g));
+      const int64_t num = static_cast<int64_t>(scratch.numbers.size());
+      scratch.scores.resize(num + kTileKeys);
+      if (num > choice.topk)
+        score(x, queries[i].sequence, t, t + 1, scratch.numbers.data(), num, num + kTileKeys, scratch);
+      int32_t* selected = choice.selected + t * choice.topk;
+      choose_entries(scratch.scores.data(), num, choice.topk, scratch, selected);
+      for (int64_t k = 0; k < std::min(num, choice.topk); ++k) selected[k] = scratch.numbers[selected[k]];
     }
   }
 }
 
 template <class T>
-void select_typed(const void* q, const float* weights, const Batch& batch, const void* keys, int64_t block_stride,
-                  int64_t per_block, int64_t heads, int64_t dim, int64_t ratio, int64_t topk, int32_t* selected) {
-  select(Indexer<T>{batch,
-                    {static_cast<const T*>(keys), block_stride, per_block, dim},
-                    static_cast<const T*>(q),
-                    weights,
-                    heads,
-                    dim,
-                    ratio,
-                    topk,
-                    selected});
+void select_typed(bool is_within, const void* q, const float* weights, const Batch& batch, const void* keys,
+                  int64_t block_stride, int64_t per_block, int64_t heads, int64_t dim, int64_t ratio,
+                  const Choice& choice) {
+  const Pages<const T> pages{static_cast<const T*>(keys), block_stride, per_block, dim};
+  const Indexer<T> indexer{batch, pages, static_cast<const T*>(q), weights, heads, dim, ratio};
+  if (is_within)
+    select_within(indexer, choice);
+  else
+    select(indexer, choice);
 }
 
 }  // namespace headrace
 
 using namespace headrace;
 
-HEADRACE_API void headrace_select_entries(int is_bf16, const void* q, const float* weights, const int64_t* query_starts,
-                                          const int64_t* context_lens, const int32_t* block_tables,
-                                          int64_t num_sequences, int64_t max_blocks, const void* keys,
-                                          int64_t block_stride, int64_t per_block, int64_t heads, int64_t dim,
-                                          int64_t ratio, int64_t topk, int32_t* selected) {
+// is_within: `runs` says where to choose; otherwise it is filled in, or null.
+HEADRACE_API void headrace_select_entries(int is_bf16, int is_within, const void* q, const float* weights,
+                                          const int64_t* query_starts, const int64_t* context_lens,
+                                          const int32_t* block_tables, int64_t num_sequences, int64_t max_blocks,
+                                          const void* keys, int64_t block_stride, int64_t per_block, int64_t heads,
+                                          int64_t dim, int64_t ratio, int64_t topk, int32_t* selected,
+                                          int64_t run_size, int64_t num_runs, int32_t* runs) {
   const Batch batch{query_starts, context_lens, nullptr, block_tables, num_sequences, max_blocks};
   const auto call = is_bf16 ? select_typed<bf16> : select_typed<float>;
-  call(q, weights, batch, keys, block_stride, per_block, heads, dim, ratio, topk, selected);
+  call(is_within, q, weights, batch, keys, block_stride, per_block, heads, dim, ratio,
+       Choice{topk, selected, run_size, num_runs, runs});
 }

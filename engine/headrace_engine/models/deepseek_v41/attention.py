@@ -116,13 +116,15 @@ class Attention:
         weights = head_weights.float() * self.index_scale
         asked = (q, weights, batch, keys, self.source, ratio)
         if candidates is not None and step.blocks is not None and self.layer > candidates.layer:
-            step.selected = kernels.select_within_blocks(*asked, config.index_topk, step.blocks, candidates.block_size)
+            step.selected = kernels.select_within_runs(*asked, config.index_topk, step.blocks, candidates.block_size)
             return
-        step.selected = kernels.select_entries(*asked, config.index_topk)
         if candidates is not None and self.layer == candidates.layer:
-            is_needed = num_entries > candidates.num_blocks * candidates.block_size
-            settings = (candidates.block_size, candidates.num_blocks)
-            step.blocks = kernels.select_blocks(*asked, *settings) if is_needed else None
+            step.blocks = None
+            if num_entries > candidates.num_blocks * candidates.block_size:  # otherwise they would hold everything
+                settings = (config.index_topk, candidates.block_size, candidates.num_blocks)
+                step.selected, step.blocks = kernels.select_entries_and_runs(*asked, *settings)
+                return
+        step.selected = kernels.select_entries(*asked, config.index_topk)
 
     def _project_out(self, attended: torch.Tensor) -> torch.Tensor:
         """The grouped low-rank output projection of [T, heads, head_dim]."""

@@ -20,7 +20,7 @@ class Step:
     entry_ropes: dict[int, StepRope]  # by ratio, at the positions of the entries that close
     # Written by index sources, read by the layers above them:
     selected: torch.Tensor | None = None  # [T, index_topk] int32 as kernels.select_entries; None: all that is visible
-    blocks: torch.Tensor | None = None  # [T, num_blocks] int32 as kernels.select_blocks; None: no restriction
+    blocks: torch.Tensor | None = None  # [T, num_blocks] int32 as kernels.select_entries_and_runs; None: no restriction
 
 
 def begin_step(batch: ForwardBatch, frequencies: Mapping[bool, torch.Tensor], ratios: Iterable[int]) -> Step:
