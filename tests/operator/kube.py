@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from e2e.support.cluster import Cluster
 from e2e.support.headrace import OPERATOR_NAMESPACE
@@ -93,6 +96,46 @@ def eventually(check: Callable[[], Any], seconds: float = 60) -> Any:
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.3)
+
+
+class PodHistory:
+    """Every change of the pods of a namespace, from a watch: the most that there ever were at once."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self.most_pods = 0
+        self.most_pods_on_a_node = 0
+
+    def __enter__(self) -> Self:
+        path = f"/api/v1/namespaces/{self._namespace.name}/pods"
+        listed = json.loads(self._namespace.run("get", "--raw", path))
+        self._nodes = {pod["metadata"]["uid"]: pod["spec"].get("nodeName", "") for pod in listed["items"]}
+        version = listed["metadata"]["resourceVersion"]
+        cluster = self._namespace.cluster
+        url = f"{path}?watch=true&timeoutSeconds=600&resourceVersion={version}"
+        command = [cluster.kubectl_path, "--kubeconfig", str(cluster.kubeconfig), "get", "--raw", url]
+        self._watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.terminate()
+        self._thread.join(timeout=30)
+        self._watch.wait(timeout=30)
+
+    def _follow(self) -> None:
+        assert self._watch.stdout is not None
+        for line in self._watch.stdout:
+            event = json.loads(line)
+            uid = event["object"]["metadata"].get("uid", "")
+            if event["type"] == "DELETED":
+                self._nodes.pop(uid, None)
+            elif event["type"] in ("ADDED", "MODIFIED"):
+                self._nodes[uid] = event["object"]["spec"].get("nodeName", "")
+            self.most_pods = max(self.most_pods, len(self._nodes))
+            bound = Counter(node for node in self._nodes.values() if node)
+            self.most_pods_on_a_node = max(self.most_pods_on_a_node, *bound.values(), 0)
 
 
 class Operator:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def namespace(cluster: Cluster, rack: None) -> Iterator[kube.Namespace]:
 
 
 def deployment(
-    name: str, prefill_groups: int, decode_pods: int, template: dict[str, Any] | None = None
+    name: str,
+    prefill_groups: int,
+    decode_pods: int,
+    template: dict[str, Any] | None = None,
+    changes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Prefill groups of a pod of 4 GPUs, and one decode group of so many such pods, each group in one rack."""
     return resource(
@@ -75,6 +80,7 @@ def deployment(
             "spec.roles.1.parallelism": {"data": 4 * decode_pods, "dataLocal": 4, "expert": True},
             "spec.roles.1.resources": {"gpu": 4},
             "spec.roles.1.template": {**ON_RACKS, **(template or {})},
+            **(changes or {}),
         }
     )
 
@@ -108,6 +114,65 @@ def test_of_two_deployments_that_need_the_last_rack_one_comes_up_and_the_other_s
     assert not namespace.pod_uids(loser, "decode")
     namespace.run("delete", "dd", winner)
     eventually(lambda: all_groups_ready(namespace, loser))
+
+
+def image(tag: str) -> dict[str, Any]:
+    """A template that gives the engine another image."""
+    return {"podSpec": {"containers": [{"name": "engine", "image": f"none:{tag}"}]}}
+
+
+def test_on_a_full_rack_a_change_says_what_is_missing_and_goes_on_once_it_may_recreate(
+    namespace: kube.Namespace,
+) -> None:
+    surge = {"maxSurge": 1, "maxUnavailable": 0}
+    namespace.apply(deployment("flash", 8, 8, image("1"), {"spec.rolloutStrategy": surge}))
+    eventually(lambda: all_groups_ready(namespace, "flash"))
+    before = namespace.pod_uids("flash")
+    namespace.apply(deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Wait"}}))
+    waiting = eventually(
+        lambda: (c := namespace.condition("flash", names.PROGRESSING)).get("reason") == names.REASON_NO_CAPACITY and c
+    )
+    assert waiting["status"] == "False"
+    assert "decode needs 32 GPUs (8 pods of 4) in one domain; the freest, clique-0, has 8" in waiting["message"]
+    assert namespace.pod_uids("flash") == before
+    namespace.apply(deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Recreate"}}))
+    eventually(lambda: namespace.condition("flash", names.READY).get("status") == "True")
+    after = namespace.pod_uids("flash")
+    kept = {name: uid for name, uid in before.items() if "-prefill-" in name}
+    assert kept.items() <= after.items()
+    assert len(after) == len(before)
+    decode = [pod for pod in namespace.list("pods", "flash") if "-decode-" in pod["metadata"]["name"]]
+    assert {pod["spec"]["containers"][0]["image"] for pod in decode} == {"none:2"}
+
+
+@pytest.fixture
+def second_rack(rack: None) -> Iterator[None]:
+    """Eight nodes of another rack: room for one decode group."""
+    run_kwok("up", str(NODES_PER_RACK + 8))
+    yield
+    run_kwok("up", str(NODES_PER_RACK))
+
+
+def test_8p1d_becomes_4p2d_on_two_racks_and_never_needs_more_than_it_asks_for(
+    second_rack: None, namespace: kube.Namespace
+) -> None:
+    def wait_ready() -> None:
+        eventually(lambda: namespace.condition("flash", names.READY).get("status") == "True")
+
+    namespace.apply(deployment("flash", prefill_groups=8, decode_pods=8))
+    wait_ready()
+    with kube.PodHistory(namespace) as history:
+        namespace.apply(deployment("flash", 4, 8, changes={"spec.roles.1.replicas": 2}))
+        wait_ready()
+    assert history.most_pods <= 20  # 80 GPUs: the spec's. 16 were there before
+    assert history.most_pods_on_a_node == 1
+    sizes = Counter(name.rpartition("-")[0] for name in namespace.pod_uids("flash"))
+    assert sorted(sizes.values()) == [1, 1, 1, 1, 8, 8]
+    racks: dict[str, set[str]] = {}
+    for pod in namespace.list("pods", "flash"):
+        rack_of_pod = int(pod["spec"]["nodeName"].removeprefix("kwok-")) // NODES_PER_RACK
+        racks.setdefault(pod["metadata"]["name"].rpartition("-")[0], set()).add(str(rack_of_pod))
+    assert all(len(found) == 1 for found in racks.values())
 
 
 def occupier(index: int) -> dict[str, Any]:
