@@ -12,3 +12,8 @@ crds-check: $(VENV)/.ready ## Fail if the committed CRDs differ from api.py
 .PHONY: operator-e2e
 operator-e2e: setup ## The operator alone on a real Kubernetes: the table of rules, repair, roll-out
 	$(PYTEST) tests/operator -m e2e -q
+
+.PHONY: soak
+soak: setup ## Random operations against ten deployments on pretended racks, until SECONDS or COUNT are over (SEED repeats one)
+	SOAK_SEED=$(SEED) SOAK_OPERATIONS=$(or $(COUNT),200) SOAK_SECONDS=$(or $(SECONDS),300) \
+		$(PYTHON) e2e/run.py --long -s tests/operator/test_cluster_soak.py
