@@ -7,6 +7,7 @@ A default never changes: stored templates leave out what was the default when th
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, ClassVar, Literal, Self
 
@@ -171,6 +172,13 @@ class Spec(RuledModel):
             message="scaling.ratio needs the roles prefill and decode",
             holds=lambda s: s.scaling.ratio is None or s.role("prefill") is not None,
         ),
+        Rule(
+            cel="!has(self.scaling.auto) || self.roles.exists(p, p.name == 'prefill' && self.roles.exists(d, "
+            "d.name == 'decode' && self.scaling.auto.prefill.minReplicas * p.parallelism.data + "
+            "self.scaling.auto.decode.minReplicas * d.parallelism.data <= self.scaling.auto.gpuBudget))",
+            message="scaling.auto needs the roles prefill and decode, and a gpuBudget that holds minReplicas of both",
+            holds=lambda s: s.scaling.auto is None or s.least_gpus <= s.scaling.auto.gpu_budget,
+        ),
     )
     transition_rules: ClassVar[tuple[TransitionRule, ...]] = (
         TransitionRule(
@@ -182,6 +190,14 @@ class Spec(RuledModel):
 
     def role(self, name: str) -> Role | None:
         return next((role for role in self.roles if role.name == name), None)
+
+    @property
+    def least_gpus(self) -> float:
+        """GPUs of the fewest groups that scaling.auto allows; infinite without both roles."""
+        auto, roles = self.scaling.auto, [self.role("prefill"), self.role("decode")]
+        return sum(
+            auto.bounds(role.name).min_replicas * role.parallelism.data if auto and role else math.inf for role in roles
+        )
 
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"

@@ -1,4 +1,5 @@
-"""How many groups there are: fixed in the spec, or set from outside through one DisaggRoleScaler per role.
+"""How many groups there are: fixed in the spec, set from outside through one DisaggRoleScaler per role, or by the
+operator itself.
 
 `spec.scaling` of a DisaggDeployment, and the DisaggRoleScaler itself: the object that a HorizontalPodAutoscaler, KEDA
 or `kubectl scale` writes to. Both are sources of the CRDs, as `api.py` says.
@@ -11,11 +12,13 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from headrace_operator import names
+from headrace_operator.api_autoscale import AutoScaling
 from headrace_operator.api_status import StatusModel
 from headrace_operator.rules import Rule, RuledModel
 
 STATIC = "Static"
 EXTERNAL = "External"
+AUTO = "Auto"
 
 
 class RatioBound(RuledModel):
@@ -57,11 +60,15 @@ class Ratio(RuledModel):
 class Scaling(RuledModel):
     """Who says how many groups a role has."""
 
-    mode: Literal["Static", "External"] = Field(
+    mode: Literal["Static", "External", "Auto"] = Field(
         default="Static",
         description="Static: roles[].replicas. External: the DisaggRoleScaler NAME-ROLE of each role, which the "
         "operator makes with the present count (roles[].replicas of a new deployment; at least 1, since autoscalers "
-        "leave alone what is at 0) and never writes to again. Default: Static.",
+        "leave alone what is at 0) and never writes to again. Auto: the operator, as `auto` says, from the present "
+        "counts on (roles[].replicas of a new deployment). Default: Static.",
+    )
+    auto: AutoScaling | None = Field(
+        default=None, description="What mode Auto may do, and what it is to reach. Default: none."
     )
     ratio: Ratio | None = Field(
         default=None, description="Bounds that External counts are cut to; never below one group. Default: none."
@@ -70,8 +77,13 @@ class Scaling(RuledModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.ratio) || self.mode == 'External'",
-            message="scaling.ratio needs scaling.mode External: Static counts are what the spec says",
+            message="scaling.ratio needs scaling.mode External",
             holds=lambda s: s.ratio is None or s.mode == EXTERNAL,
+        ),
+        Rule(
+            cel="has(self.auto) == (self.mode == 'Auto')",
+            message="scaling.auto belongs to scaling.mode Auto: set both or none",
+            holds=lambda s: (s.auto is not None) == (s.mode == AUTO),
         ),
     )
 

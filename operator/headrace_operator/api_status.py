@@ -84,6 +84,38 @@ class LeavingGroup(StatusModel):
     revision: str = Field(max_length=63, description="Revision of the group.")
 
 
+class AutoScalingStatus(StatusModel):
+    """What scaling.mode Auto came to, and its memory between looks and restarts of the operator."""
+
+    state: str = Field(
+        max_length=63,
+        description="Balanced, Holding (a role is short, but not for long yet), CoolingDown, Moved, WouldMove (dry "
+        "run), NothingToGive, Settling (groups come or go), or SignalsMissing.",
+    )
+    message: Line = Field(description="Why, in words and numbers.")
+    last_time: str = Field(
+        description="When this was noted (UTC); a minute may pass before numbers are noted anew.",
+        json_schema_extra={"format": "date-time"},
+    )
+    short_role: str | None = Field(default=None, max_length=63, description="The role that is to get groups.")
+    short_since: str | None = Field(
+        default=None,
+        description="Since when it has been short at every look (UTC).",
+        json_schema_extra={"format": "date-time"},
+    )
+    short_seen: str | None = Field(
+        default=None,
+        description="When that was last noted (UTC), every 30 s.",
+        json_schema_extra={"format": "date-time"},
+    )
+    last_move: str | None = Field(
+        default=None, description="When groups last moved (UTC).", json_schema_extra={"format": "date-time"}
+    )
+    last_move_to: str | None = Field(default=None, max_length=63, description="The role that got them.")
+    last_move_message: Line | None = Field(default=None, description="From what to what, and why.")
+    num_moves_back: int = Field(default=0, description="Moves back in a row; each doubles the wait for another.")
+
+
 class Progress(StatusModel):
     """How far the present change has come at its best; the operator's memory between restarts."""
 
@@ -110,7 +142,7 @@ class Status(StatusModel):
     observed_generation: int | None = Field(default=None, description="Generation of the spec that was last acted on.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Valid, Available, Progressing, Ready, Protected; ScalingLimited where scaling.mode is External.",
+        description="Valid, Available, Progressing, Ready, Protected; ScalingLimited unless scaling.mode is Static.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     roles: list[RoleStatus] = Field(
@@ -132,5 +164,8 @@ class Status(StatusModel):
     )
     progress: Progress | None = Field(
         default=None, description="How far the present change has come; absent while nothing is to be changed."
+    )
+    autoscaling: AutoScalingStatus | None = Field(
+        default=None, description="What scaling.mode Auto came to; absent in other modes."
     )
     summary: Summary | None = Field(default=None, description="Texts for the columns of kubectl get.")

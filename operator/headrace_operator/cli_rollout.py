@@ -106,11 +106,11 @@ def _forecast(deployment: DisaggDeployment, name: str, objects: list[dict[str, A
     children = [
         o for o in objects if (o["metadata"].get("labels") or {}).get(names.LABEL_DEPLOYMENT) == name and stored
     ]
-    observed = observe(name, uid, children)
-    wanted = scaled(deployment, observed, status).deployment
+    observed, now = observe(name, uid, children), time.time()
+    wanted = scaled(deployment, observed, status, now).deployment
     templates, revisions = known_templates(wanted, observed, engine_image="")
     states = role_states(wanted, observed, status, templates, revisions)
-    return forecast(states, strategy_of(wanted), time.time(), num_free)
+    return forecast(states, strategy_of(wanted), now, num_free)
 
 
 def as_data(result: Forecast) -> dict[str, Any]:

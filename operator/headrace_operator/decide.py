@@ -13,7 +13,7 @@ from headrace_operator import names
 from headrace_operator.admission import Admission, Capacity, admit
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
-from headrace_operator.api_status import Status
+from headrace_operator.api_status import AutoScalingStatus, Status
 from headrace_operator.children import Application, ChildDeletion, applications_of, unwanted
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
@@ -23,6 +23,7 @@ from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins
 from headrace_operator.planning import known_templates, role_states, strategy_of
 from headrace_operator.plans import Creation, Deletion, Note, RolePlan
+from headrace_operator.pressure import Pressed
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import PodIdentity, engine_pod
@@ -50,6 +51,8 @@ class Decision:
 
     deployment: DisaggDeployment  # with the numbers of groups that are wanted now
     cuts: tuple[str, ...]  # wishes for groups that are not granted
+    autoscaling: AutoScalingStatus | None  # what the status says of mode Auto
+    pressed: Mapping[str, Pressed | None]  # by role, in mode Auto
     plans: Mapping[str, RolePlan]  # by role, in the spec's order; removed roles too
     revisions: Mapping[str, str]  # wanted revision by role
     apply: tuple[Application, ...]
@@ -104,7 +107,7 @@ def decide(
 
     `capacity`: what a deployment with a placement may use of the cluster; None (a preview): as much as it likes."""
     owner = Owner.of(deployment)
-    scaling = scaled(deployment, observed, status)
+    scaling = scaled(deployment, observed, status, now)
     deployment = scaling.deployment
     templates, revisions = known_templates(deployment, observed, defaults.engine_image)
     states = role_states(deployment, observed, status, templates, revisions)
@@ -123,6 +126,8 @@ def decide(
     return Decision(
         deployment=deployment,
         cuts=scaling.cuts,
+        autoscaling=scaling.autoscaling,
+        pressed=scaling.pressed,
         plans=plans,
         revisions=revisions,
         apply=tuple(applications),

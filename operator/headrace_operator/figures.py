@@ -21,6 +21,8 @@ class RoleFigures:
     without_room: int  # not made, because nothing has room for them
     short_gpus: int  # what those would take
     by_state: Mapping[str, int]  # every state of GroupState
+    pressures: Mapping[str, float] = field(default_factory=dict)  # of mode Auto, by signal; none while not known
+    load: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def figures_of(status: Status, decision: Decision | None) -> Figures:
     for role in status.roles:
         counts = Counter(group.state.value for slot in decision.plans[role.name].slots for group in slot.groups)
         by_state = {state.value: counts[state.value] for state in GroupState}
+        known = decision.pressed.get(role.name)
         held = sum(key.role == role.name for key in decision.admission.held) if decision.admission else 0
         roles[role.name] = RoleFigures(
             wanted=role.replicas or 0,
@@ -48,6 +51,8 @@ def figures_of(status: Status, decision: Decision | None) -> Figures:
             without_room=held,
             short_gpus=held * _gpus(decision, role.name),
             by_state=by_state,
+            pressures={signal.name: signal.pressure for signal in known.signals} if known else {},
+            load=known.load if known else None,
         )
     return Figures(conditions, roles)
 

@@ -32,6 +32,9 @@ API_CALLS = Counter("headrace_operator_api_calls_total", "Requests to the API se
 API_ERRORS = Counter(
     "headrace_operator_api_errors_total", "Requests to the API server that failed, by HTTP status", ["verb", "status"]
 )
+ENGINE_LOOKS = Counter(
+    "headrace_operator_engine_looks_total", "Engines asked for scaling.mode Auto, by result (ok, failed)", ["result"]
+)
 IS_LEADER = Gauge("headrace_operator_is_leader", "1 while this process holds the lease and works, 0 while it stands by")
 STALE_OBJECTS = Gauge(
     "headrace_operator_stale_objects", "Objects that the last comparison with the API server found out of date"
@@ -58,7 +61,7 @@ class Deployments(Collector):
         return iter(_families())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        groups, wanted, updated, failed, without_room, short, conditions = _families()
+        groups, wanted, updated, failed, without_room, short, conditions, pressures, loads = _families()
         for where, figures in sorted(self._figures.items()):
             for role, counts in figures.roles.items():
                 wanted.add_metric([*where, role], counts.wanted)
@@ -66,11 +69,15 @@ class Deployments(Collector):
                 failed.add_metric([*where, role], counts.failed)
                 without_room.add_metric([*where, role], counts.without_room)
                 short.add_metric([*where, role], counts.short_gpus)
+                if counts.load is not None:
+                    loads.add_metric([*where, role], counts.load)
+                for signal, pressure in counts.pressures.items():
+                    pressures.add_metric([*where, role, signal], pressure)
                 for state, count in counts.by_state.items():
                     groups.add_metric([*where, role, state], count)
             for kind, holds in figures.conditions.items():
                 conditions.add_metric([*where, kind], float(holds))
-        return iter((groups, wanted, updated, failed, without_room, short, conditions))
+        return iter((groups, wanted, updated, failed, without_room, short, conditions, pressures, loads))
 
 
 def _families() -> tuple[GaugeMetricFamily, ...]:
@@ -100,6 +107,16 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
         ),
         GaugeMetricFamily(
             "headrace_operator_condition", "1 where a condition of a deployment holds, else 0", labels=[*where, "type"]
+        ),
+        GaugeMetricFamily(
+            "headrace_operator_autoscale_pressure",
+            "With scaling.mode Auto: a signal of a role in units of its target; over 1 the role is short",
+            labels=[*where, "role", "signal"],
+        ),
+        GaugeMetricFamily(
+            "headrace_operator_autoscale_load",
+            "With scaling.mode Auto: share of what the role's groups can do that they have to do",
+            labels=[*where, "role"],
         ),
     )
 

@@ -79,7 +79,7 @@ CONTAINER_ROUTER = "router"
 VALID = "Valid"  # the stored spec passes the rules
 AVAILABLE = "Available"  # requests can be served now, perhaps by fewer groups than wanted
 PROGRESSING = "Progressing"  # the operator is changing something
-SCALING_LIMITED = "ScalingLimited"  # a wish of a DisaggRoleScaler was cut; only where scaling.mode is External
+SCALING_LIMITED = "ScalingLimited"  # a wish of a DisaggRoleScaler was cut; not where scaling.mode is Static
 READY = "Ready"  # every wanted group and the router is ready, all at the wanted revision
 PROTECTED = "Protected"  # draining nodes leaves groups of every role at work
 
@@ -114,6 +114,7 @@ REASON_CAPACITY_UNKNOWN = "CapacityUnknown"
 REASON_REPAIRS_PAUSED = "RepairsPaused"
 REASON_WITHIN_BOUNDS = "WithinBounds"
 REASON_RATIO_BOUND = "RatioBound"
+REASON_WOULD_MOVE = "WouldMove"  # a dry run of scaling.mode Auto
 REASON_SHRINKING_FIRST = "ShrinkingFirst"
 REASON_WAITING_FOR_PAIR = "WaitingForPair"
 REASON_PAUSED = "Paused"
@@ -121,6 +122,8 @@ REASON_DEADLINE = "ProgressDeadlineExceeded"
 
 # Reasons of events; a condition's reason is used as one too.
 EVENT_SCALED = "GroupsScaled"
+EVENT_REBALANCED = "Rebalanced"  # scaling.mode Auto has moved groups, and why
+EVENT_ADVISED = "RebalanceAdvised"  # it would have, were it not a dry run
 
 # Limits that keep every name below within 63 characters.
 MAX_GROUPS = 1000  # three digits

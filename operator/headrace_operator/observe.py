@@ -12,6 +12,7 @@ from headrace_operator import names
 from headrace_operator.groups import GroupKey, Load, Pod
 from headrace_operator.pod_facts import pod_facts
 from headrace_operator.revision import RoleTemplate
+from headrace_operator.signals import Sample
 
 Body = Mapping[str, Any]
 Place = tuple[GroupKey, int]  # a pod's group, and its index there
@@ -27,6 +28,7 @@ class Observed:
     templates: Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
     misnamed: tuple[Pod, ...] = field(default=())  # our pods whose labels no longer fit their name
     loads: Mapping[GroupKey, Load] = field(default_factory=dict)  # what engines said that were asked
+    samples: Mapping[GroupKey, Sample] | None = None  # how serving groups are; None: none has been asked yet
 
 
 class ParsedPods:

@@ -19,6 +19,7 @@ from headrace_operator import metrics, names
 from headrace_operator.acting import Actor
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
+from headrace_operator.autoscale import serving
 from headrace_operator.cluster import Cluster, ClusterError, Refused
 from headrace_operator.decide import Decision, Defaults, decide
 from headrace_operator.drain import worth_asking
@@ -37,6 +38,7 @@ from headrace_operator.problems import describe_problems
 from headrace_operator.progress import seconds_left
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.scaling import scaled
+from headrace_operator.signal_board import SignalBoard
 from headrace_operator.status import invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
@@ -60,6 +62,7 @@ class Reconciler:
         defaults: Defaults,
         clock: Callable[[], float] = time.time,
         engines: Engines | None = None,  # without them no group is waited for
+        board: SignalBoard | None = None,  # without it no deployment scales itself
     ) -> None:
         self._store = store
         self._cluster = cluster
@@ -67,6 +70,7 @@ class Reconciler:
         self._defaults = defaults
         self._clock = clock
         self._engines = engines
+        self._board = board
         self._nodes = NodeLookup(cluster, clock)
         self._actor = Actor(cluster, self._is_wanted, clock)
         self._expectations: dict[Key, Expectations] = {}
@@ -101,6 +105,7 @@ class Reconciler:
             metrics.DEPLOYMENTS.forget(*key)
             self._inventory.forget(key)
             self._pace.forget(key)
+            self._forget_signals(key)
             return None
         objects = self._store.children(key)
         now = self._clock()
@@ -125,7 +130,8 @@ class Reconciler:
             observed = observe(key.name, deployment.metadata.uid, objects, parsed)
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
-        observed = await self._ask_engines(scaled(deployment, observed, before).deployment, observed)
+        observed = self._with_signals(key, deployment, observed)
+        observed = await self._ask_engines(scaled(deployment, observed, before, now).deployment, observed)
         generation = deployment.metadata.generation
         with self._pace.thinking(key, len(objects), now):
             decided = self._decide(key, deployment, observed, before, now)
@@ -157,6 +163,20 @@ class Reconciler:
         if not keys or self._engines is None:
             return observed
         return replace(observed, loads=await self._engines.loads({key: _leader_address(observed, key) for key in keys}))
+
+    def _with_signals(self, key: Key, deployment: DisaggDeployment, observed: Observed) -> Observed:
+        """The same with what engines said last of their load, where the deployment scales itself."""
+        auto = deployment.spec.scaling.auto
+        if self._board is None or auto is None:
+            self._forget_signals(key)
+            return observed
+        addresses = {leader: _leader_address(observed, leader) for leader in serving(observed)}
+        self._board.follow(key, addresses, float(auto.interval_seconds))
+        return replace(observed, samples=self._board.samples(key))
+
+    def _forget_signals(self, key: Key) -> None:
+        if self._board is not None:
+            self._board.forget(key)
 
     async def _hurry(self, observed: Observed, decision: Decision) -> None:
         if self._engines is not None:

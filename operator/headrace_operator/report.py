@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace_operator.api_status import Status
+from headrace_operator.api_status import AutoScalingStatus, Status
 
 
 def status_table(body: Mapping[str, Any]) -> str:
@@ -22,6 +22,8 @@ def status_table(body: Mapping[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("CONDITION", "STATUS", "REASON", "MESSAGE")]
     rows += [(c.type, c.status, c.reason, c.message.partition("\n")[0]) for c in status.conditions]
     parts.append(_aligned(rows))
+    if status.autoscaling:
+        parts.append(_autoscaling(status.autoscaling))
     for rebuild in status.rebuilds:
         what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is made again since"
         if rebuild.given_up:
@@ -35,6 +37,13 @@ def status_table(body: Mapping[str, Any]) -> str:
             )
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _autoscaling(auto: AutoScalingStatus) -> str:
+    lines = [f"auto scaling: {auto.state} ({auto.last_time})", _indented(auto.message)]
+    if auto.last_move:
+        lines += [f"last move {auto.last_move}", _indented(auto.last_move_message or "")]
+    return "\n".join(lines)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

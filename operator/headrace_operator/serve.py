@@ -24,6 +24,7 @@ from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
+from headrace_operator.signal_board import SignalBoard
 from headrace_operator.store import Store
 from headrace_operator.workqueue import WorkQueue
 
@@ -53,7 +54,8 @@ async def serve(args: argparse.Namespace) -> None:
                 return
             images = Defaults(args.engine_image, args.router_image)
             inventory = Inventory(cluster, queue.add)
-            reconciler = Reconciler(store, cluster, inventory, images, engines=engines)
+            board = SignalBoard(engines, queue.add)
+            reconciler = Reconciler(store, cluster, inventory, images, engines=engines, board=board)
             await _run_until(
                 stop,
                 kopf.operator(
@@ -71,6 +73,7 @@ async def serve(args: argparse.Namespace) -> None:
                 resync.run(),
                 *([lease.keep()] if lease else []),
                 inventory.run(),
+                board.run(),
                 *(queue.work(reconciler.reconcile) for _ in range(NUM_WORKERS)),
             )
         finally:

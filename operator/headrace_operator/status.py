@@ -2,8 +2,8 @@
 
 Conditions: Valid (the spec passes the rules), Available (every role has a ready group, and the router answers),
 Progressing (something is being changed), Ready (all wanted groups, at the wanted revision, and the router are ready),
-Protected (draining a node leaves groups of every role), and where others scale ScalingLimited (a role has not as many
-groups as was wished). Reasons say why in one word, messages with names and numbers.
+Protected (draining a node leaves groups of every role), and where the spec does not say how many groups there are
+ScalingLimited (a role has not as many as it should). Reasons say why in one word, messages with names and numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
-from headrace_operator.api_scaling import EXTERNAL
+from headrace_operator.api_scaling import STATIC
 from headrace_operator.api_status import Condition, Progress, RoleStatus, Status, Summary
 from headrace_operator.decide import Decision
 from headrace_operator.disruptions import protection
@@ -25,6 +25,7 @@ from headrace_operator.observe import Observed
 from headrace_operator.plans import RolePlan
 from headrace_operator.progress import progress_of, seconds_left
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
+from headrace_operator.scaling import limitation
 from headrace_operator.times import timestamp
 from headrace_operator.troubles import worst_trouble
 
@@ -58,6 +59,7 @@ def invalid_status(before: Status, generation: int, problem: str, now: float) ->
         roles=before.roles,
         rebuilds=before.rebuilds,
         leaving=before.leaving,
+        autoscaling=before.autoscaling,
         summary=summary.model_copy(update={"reason": f"{names.REASON_SPEC_INVALID}: {problem}"[:_MAX_SUMMARY]}),
     )
 
@@ -88,8 +90,8 @@ def status_of(
         names.READY: ready,
         names.PROTECTED: _Finding(*protection(deployment, decision.plans)),
     }
-    if deployment.spec.scaling.mode == EXTERNAL:
-        findings[names.SCALING_LIMITED] = _scaling_limited(decision)
+    if deployment.spec.scaling.mode != STATIC:
+        findings[names.SCALING_LIMITED] = _Finding(*limitation(deployment, decision.cuts))
     return Status(
         observed_generation=generation,
         conditions=_conditions(before, findings, generation, now),
@@ -97,6 +99,7 @@ def status_of(
         rebuilds=stored_rebuilds(decision.plans),
         leaving=stored_leaving(decision.plans),
         progress=progress,
+        autoscaling=decision.autoscaling,
         summary=_summary(deployment, roles, ready),
     )
 
@@ -270,12 +273,6 @@ def _progressing(
     if decision.is_rolling_out:
         return _Finding(True, names.REASON_ROLLING_OUT, ready.message)
     return _Finding(True, names.REASON_CREATING if ready.holds else ready.reason, ready.message)
-
-
-def _scaling_limited(decision: Decision) -> _Finding:
-    if decision.cuts:
-        return _Finding(True, names.REASON_RATIO_BOUND, "; ".join(decision.cuts))
-    return _Finding(False, names.REASON_WITHIN_BOUNDS, "every role has the groups that its DisaggRoleScaler asks for")
 
 
 def _counts(deployment: DisaggDeployment, roles: Sequence[RoleStatus]) -> str:

@@ -22,9 +22,11 @@ from headrace_engine.router.config import Limits
 from headrace_engine.server.follower import follower_app
 from headrace_engine.server.handle import RankView
 from headrace_engine.server.http import Server
+from headrace_engine.server.recent import BOUNDS_SECONDS
 from headrace_operator import metrics, names
 from headrace_operator.engines import load_of
 from headrace_operator.groups import Load
+from headrace_operator.signals import measured, sample_of
 
 CONFIG = EngineConfig(model="x", served_model_name="tiny")
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -129,6 +131,18 @@ async def test_the_operator_reads_from_state_what_a_group_has_under_way() -> Non
     state["ranks"][0] |= {"num_pushing": 4, "num_waiting_for_kv": 5}  # they are there already
     assert {"num_pushing", "num_waiting_for_kv"} <= set(RankState.__struct_fields__)
     assert load_of(state) == Load(3, 9)
+
+
+async def test_the_operator_reads_from_state_how_a_group_is() -> None:
+    async with TestClient(TestServer(leader_app())) as client:
+        state = await (await client.get("/state")).json()
+    state["ranks"][0] |= {"live_requests": 5, "num_running": 4, "num_waiting_for_kv": 1, "num_queued_tokens": 700}
+    sample = sample_of(state, now=9.0)
+    assert sample is not None
+    assert (sample.num_ranks, sample.num_blocks, sample.window_seconds) == (1, 10, 30)
+    assert (sample.num_requests, sample.num_running, sample.num_waiting_for_kv) == (5, 4, 1)
+    assert (sample.num_queued_tokens, sample.bounds) == (700, BOUNDS_SECONDS)
+    assert measured([sample]) is not None
 
 
 # --- metrics ---

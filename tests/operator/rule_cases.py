@@ -59,6 +59,9 @@ BACKOFF = "backoffSeconds.base may not be more than backoffSeconds.max"
 RATIO = {"min": {"prefill": 1, "decode": 2}, "max": {"prefill": 8, "decode": 1}}
 SERVICE_NAME = "may not end like a Service of engines"
 PREFERENCE = "enforcement: Preferred needs a preference"
+AUTO = {"mode": "Auto", "auto": {"gpuBudget": 2}}
+BOTH_OR_NONE = "scaling.auto belongs to scaling.mode Auto"
+LEAST = "a gpuBudget that holds minReplicas of both"
 BOTH_ZERO = "maxSurge and maxUnavailable cannot both be 0"
 DECIDED = "podSpec may not set restartPolicy"
 
@@ -135,6 +138,35 @@ CASES = [
         {"spec.roles": [{"name": "unified"}], "spec.scaling": {"mode": "External", "ratio": RATIO}},
         "scaling.ratio needs the roles prefill and decode",
     ),
+    Case("scaled by the operator", {"spec.scaling": AUTO}),
+    Case("scaled by the operator, which says no more of it", {"spec.scaling": {"mode": "Auto"}}, BOTH_OR_NONE),
+    Case("what Auto is to do, in another mode", {"spec.scaling": {"auto": {"gpuBudget": 2}}}, BOTH_OR_NONE),
+    Case("a ratio for Auto", {"spec.scaling": {**AUTO, "ratio": RATIO}}, "scaling.ratio needs scaling.mode"),
+    Case("Auto for one role", {"spec.roles": [{"name": "unified"}], "spec.scaling": AUTO}, LEAST),
+    Case(
+        "a budget that holds the least of both",
+        {
+            "spec.scaling": {"mode": "Auto", "auto": {"gpuBudget": 36, "prefill": {"minReplicas": 4}}},
+            "spec.roles.1.parallelism": {"data": 32, "dataLocal": 4, "expert": True},
+        },
+    ),
+    Case(
+        "a budget one GPU too small",
+        {
+            "spec.scaling": {"mode": "Auto", "auto": {"gpuBudget": 35, "prefill": {"minReplicas": 4}}},
+            "spec.roles.1.parallelism": {"data": 32, "dataLocal": 4, "expert": True},
+        },
+        LEAST,
+    ),
+    Case(
+        "as many groups at the least as at the most",
+        {"spec.scaling": {"mode": "Auto", "auto": {"gpuBudget": 9, "decode": {"minReplicas": 2, "maxReplicas": 2}}}},
+    ),
+    Case(
+        "more groups at the least than at the most",
+        {"spec.scaling": {"mode": "Auto", "auto": {"gpuBudget": 9, "decode": {"minReplicas": 3, "maxReplicas": 2}}}},
+        "minReplicas may not be over maxReplicas",
+    ),
     Case("surge instead of a gap", {"spec.rolloutStrategy": {"maxSurge": 1, "maxUnavailable": 0}}),
     Case("no gap and no surge", {"spec.rolloutStrategy": {"maxUnavailable": 0}}, BOTH_ZERO),
     Case("the longest name", {"metadata.name": LONGEST_NAME}),
@@ -172,7 +204,36 @@ FIELD_CASES = [
     Case("no such type", {"spec.engine": {"dtype": "float8"}}, "dtype"),
     Case("a ratio with nothing in it", {"spec.scaling": {"mode": "External", "ratio": {"min": {"decode": 1}}}}, "min"),
     Case("a ratio of no groups", {"spec.scaling.ratio": {"max": {"prefill": 0, "decode": 1}}}, "prefill"),
-    Case("no such mode of scaling", {"spec.scaling": {"mode": "Auto"}}, "mode"),
+    Case("no such mode of scaling", {"spec.scaling": {"mode": "Manual"}}, "mode"),
+    Case("Auto without a budget", {"spec.scaling": {"mode": "Auto", "auto": {}}}, "gpuBudget"),
+    Case(
+        "a dry run with all targets",
+        {
+            "spec.scaling": {
+                "mode": "Auto",
+                "auto": {
+                    "gpuBudget": 2,
+                    "dryRun": True,
+                    "targets": {
+                        "firstTokenMilliseconds": 500,
+                        "interTokenMilliseconds": 20,
+                        "kvUsePercent": 80,
+                        "requestsPerRank": 48,
+                    },
+                },
+            }
+        },
+    ),
+    Case(
+        "a target of no time",
+        {"spec.scaling": {**AUTO, "auto": {"gpuBudget": 2, "targets": {"interTokenMilliseconds": 0}}}},
+        "interTokenMilliseconds",
+    ),
+    Case(
+        "a cool-down that shows nothing",
+        {"spec.scaling": {**AUTO, "auto": {"gpuBudget": 2, "cooldownSeconds": 29}}},
+        "cooldownSeconds",
+    ),
     Case("no roles", {"spec.roles": []}, "roles"),
     Case("the same role twice", {"spec.roles": [{"name": "decode"}, {"name": "decode"}]}, "roles"),
     Case("a relative path on the host", {"spec.model.source": {"hostPath": {"path": "models"}}}, "path"),

@@ -122,4 +122,4 @@ def test_lists_and_texts_are_bounded_so_that_rules_are_cheap() -> None:
 
 
 def test_it_is_small_enough_for_a_client_side_apply() -> None:
-    assert len(yaml.safe_dump(custom_resource_definition())) < 262_144 / 4
+    assert len(yaml.safe_dump(custom_resource_definition())) < 262_144 / 2

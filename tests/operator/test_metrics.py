@@ -89,7 +89,7 @@ async def test_the_queue_tells_how_long_its_oldest_key_has_waited() -> None:
 
 
 def test_its_gauges_are_described_without_any_deployment() -> None:
-    assert len(list(Deployments().describe())) == len(list(Deployments().collect())) == 7
+    assert len(list(Deployments().describe())) == len(list(Deployments().collect())) == 9
 
 
 def test_prometheus_own_linter_has_nothing_to_say() -> None:

@@ -196,7 +196,7 @@ def test_cuts_only_take_away_and_end_within_the_bounds(
     if low["prefill"] * high["decode"] > high["prefill"] * low["decode"]:
         low, high = high, low
     deployment = stored(external({"min": low, "max": high}, prefill=prefill, decode=decode))
-    result = scaled(deployment, observe("demo", "", []), FakeCluster().status)
+    result = scaled(deployment, observe("demo", "", []), FakeCluster().status, 0.0)
     got = {role.name: role.replicas for role in result.deployment.spec.roles}
     assert 1 <= got["prefill"] <= prefill
     assert 1 <= got["decode"] <= decode

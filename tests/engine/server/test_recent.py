@@ -28,7 +28,7 @@ def test_a_time_is_counted_in_the_bucket_whose_upper_end_it_does_not_exceed(seco
     assert len(counts) == len(BOUNDS_SECONDS) + 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0, 20), max_size=40), st.floats(0, 90))
 def test_times_are_kept_for_the_window_less_a_slot_and_no_longer_than_it(gaps: list[float], pause: float) -> None:
     times, now, added = RecentTimes(), 0.0, []
@@ -62,8 +62,8 @@ def test_a_counter_that_has_stood_still_for_the_window_has_not_risen() -> None:
     assert rise.rise(100.0) == 2
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(0, 50)), min_size=1, max_size=300))
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(0, 50)), min_size=1, max_size=100))
 def test_readings_are_bounded_and_their_rise_is_that_of_the_window(steps: list[tuple[float, int]]) -> None:
     rise, now, value = RecentRise(), 0.0, 0
     history: list[tuple[float, int]] = []
