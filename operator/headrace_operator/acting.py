@@ -6,7 +6,7 @@ Every write is noted in the pass's expectations, so that the next pass waits unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace_operator import names
@@ -50,12 +50,13 @@ class Actor:
         gates = [self._set_gate(namespace, change, expected) for change in decision.drains.gates]
         first = [a for a in decision.apply if a.body["kind"] not in _NEED_OTHERS]
         second = [a for a in decision.apply if a.body["kind"] in _NEED_OTHERS]
-        outcomes: list[Any] = []
-        for batch in (
-            [*deletions, *gates, *(self._apply(key, application, uid, expected) for application in first)],
-            [self._apply(key, application, uid, expected) for application in second],
-        ):
-            outcomes += await asyncio.gather(*batch, return_exceptions=True)
+        applied = [self._apply(key, application, uid, expected) for application in first]
+        outcomes: list[Any] = await asyncio.gather(*applied, *deletions, *gates, return_exceptions=True)
+        failed = [a for a, outcome in zip(first, outcomes, strict=False) if isinstance(outcome, BaseException)]
+        second = _without_groups_of(failed, second)
+        outcomes += await asyncio.gather(
+            *(self._apply(key, application, uid, expected) for application in second), return_exceptions=True
+        )
         failures = [outcome for outcome in outcomes if isinstance(outcome, ClusterError)]
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, ClusterError):
@@ -127,3 +128,16 @@ class Actor:
         written = await self._cluster.set_gate(namespace, change.pod_name, change.uid, condition)
         if written is not None:
             expected.wrote({"kind": "Pod", **written}, self._clock())
+
+
+def _without_groups_of(failed: Sequence[Application], applications: Sequence[Application]) -> list[Application]:
+    """Without new pods of groups whose companions were not made: a pod cannot be given another one later."""
+    groups = {_group_of(application.body) for application in failed} - {None}
+    return [a for a in applications if not (a.is_new and _group_of(a.body) in groups)]
+
+
+def _group_of(body: Body) -> tuple[str, ...] | None:
+    labels = body["metadata"]["labels"]
+    if names.LABEL_GROUP not in labels:
+        return None
+    return tuple(labels[label] for label in (names.LABEL_ROLE, names.LABEL_REVISION, names.LABEL_GROUP))

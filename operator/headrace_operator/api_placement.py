@@ -14,8 +14,8 @@ _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,6
 class Placement(RuledModel):
     """Makes the operator look for room before it makes a group, and choose where the group goes.
 
-    It is not part of a role's revision: a running group computes the same wherever it is, and moving it would cost a
-    reload of its weights. A change applies to groups that are made from then on.
+    But for computeDomain it is not part of a role's revision: a running group computes the same wherever it is, and
+    moving it would cost a reload of its weights. A change applies to groups that are made from then on.
     """
 
     domain_label: str = Field(
@@ -40,10 +40,22 @@ class Placement(RuledModel):
         "there is none. Default: Required.",
     )
 
+    compute_domain: bool = Field(
+        default=False,
+        description="true: every group of several pods gets a ComputeDomain of its own (resource.nvidia.com/v1beta1, "
+        "of NVIDIA's DRA driver for GPUs), so that its pods share GPU memory over NVLink across nodes; needs group "
+        "SameDomain. A change is a roll-out of the roles that have such groups. Default: false.",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.enforcement == 'Required' || self.group != 'Any' || self.deployment != 'Any'",
             message="enforcement: Preferred needs a preference: set group or deployment to other than Any",
             holds=lambda p: p.enforcement == "Required" or p.group != "Any" or p.deployment != "Any",
+        ),
+        Rule(
+            cel="!has(self.computeDomain) || !self.computeDomain || self.group == 'SameDomain'",
+            message="computeDomain needs group: SameDomain: memory is shared within one NVLink domain only",
+            holds=lambda p: not p.compute_domain or p.group == "SameDomain",
         ),
     )

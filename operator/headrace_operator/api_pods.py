@@ -7,10 +7,11 @@ is made, and a refusal is reported in the resource's status.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
+from headrace_operator import names
 from headrace_operator.rules import Rule, RuledModel
 
 _QUANTITY = r"^(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$"
@@ -136,6 +137,23 @@ class Resources(RuledModel):
         return {key: value for key, value in block.items() if value}
 
 
+class Claim(RuledModel):
+    """Devices that a driver hands out (resource.k8s.io), a claim of its own for each pod."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Name of the claim within the pod.",
+    )
+    resource_claim_template_name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Name of a ResourceClaimTemplate in the resource's namespace, from which each pod's claim is made.",
+    )
+
+
 class RoleResources(Resources):
     """Compute resources of one engine container, that is of each pod of the role."""
 
@@ -147,7 +165,22 @@ class RoleResources(Resources):
         "parallelism.dataLocal. Default: none (CPU).",
     )
 
+    claims: list[Claim] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Devices claimed for each pod and used by its engine, such as GPUs of a DRA driver in place of "
+        "gpu. spec.placement cannot count them (drivers choose devices by rules of their own): it looks for room of "
+        "every other resource, and a group whose claims find no devices for 60 s is taken back and tried again. "
+        "Default: none.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.claims) || !self.claims.exists(c, c.name == '{names.CLAIM_COMPUTE_DOMAIN}')",
+            message=f"claims may not be named {names.CLAIM_COMPUTE_DOMAIN}: placement.computeDomain makes one",
+            holds=lambda r: all(claim.name != names.CLAIM_COMPUTE_DOMAIN for claim in r.claims),
+        ),
         Rule(
             cel=f"!has(self.gpu) || !has(self.limits) || !('{GPU_RESOURCE}' in self.limits)",
             message=f"set either gpu or limits[{GPU_RESOURCE}], not both",
@@ -166,6 +199,12 @@ class RoleResources(Resources):
         if self.gpu is not None:
             block["limits"] = {**block.get("limits", {}), GPU_RESOURCE: self.gpu}
         return block
+
+    @model_validator(mode="after")
+    def _check_claims(self) -> Self:
+        if len({claim.name for claim in self.claims}) != len(self.claims):
+            raise ValueError("claims: name is used twice")
+        return self
 
 
 class PodTemplate(RuledModel):

@@ -22,7 +22,7 @@ from kubernetes.aio.dynamic.resource import Resource
 from headrace_operator import metrics, names
 from headrace_operator.cluster_errors import ClusterError, Exists, Gone, NameTaken, Refused, WatchExpired, error_of
 
-__all__ = ["Cluster", "ClusterError", "Exists", "NameTaken", "Refused", "WatchExpired", "connect"]
+__all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "Refused", "WatchExpired", "connect"]
 
 Body = dict[str, Any]
 
@@ -45,9 +45,12 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
     "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
     names.SCALER_KIND: (names.GROUP, names.VERSION, names.SCALER_PLURAL),
+    names.COMPUTE_DOMAIN_KIND: ("resource.nvidia.com", "v1beta1", "computedomains"),
     names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
 }
-CHILD_KINDS = tuple(kind for kind in RESOURCES if kind != names.KIND)
+# Children of kinds that a cluster may lack: `following.py` watches them where they are served.
+OPTIONAL_KINDS = (names.COMPUTE_DOMAIN_KIND,)
+CHILD_KINDS = tuple(kind for kind in RESOURCES if kind not in (names.KIND, *OPTIONAL_KINDS))
 _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
@@ -157,17 +160,24 @@ class Cluster:
         listed = await self._call("list", names.KIND, "get", namespace=namespace)
         return list(listed.get("items") or [])
 
-    async def list_page(self, kind: str, token: str | None) -> Body:
-        """A page of all objects of a kind in the whole cluster; `token`: from the page before."""
-        return await self._call("list", kind, "get", namespace=None, limit=PAGE_SIZE, _continue=token)
+    async def list_page(
+        self, kind: str, token: str | None, namespace: str | None = None, selector: str | None = None
+    ) -> Body:
+        """A page of all objects of a kind in a namespace, or in the whole cluster; `token`: from the page before."""
+        return await self._call(
+            "list", kind, "get", namespace=namespace, label_selector=selector, limit=PAGE_SIZE, _continue=token
+        )
 
-    async def open_watch(self, kind: str, version: str) -> AsyncIterator[bytes]:
-        """Changes of all objects of a kind in the whole cluster since `version`, as they are sent: pieces of lines of
-        JSON. Ends after `WATCH_SECONDS`. Raises WatchExpired if `version` is too old."""
+    async def open_watch(
+        self, kind: str, version: str, namespace: str | None = None, selector: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """Changes of all objects of a kind in a namespace, or in the whole cluster, since `version`, as they are sent:
+        pieces of lines of JSON. Ends after `WATCH_SECONDS`. Raises WatchExpired if `version` is too old."""
         metrics.API_CALLS.labels(verb="watch", kind=kind).inc()
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
         timeout = aiohttp.ClientTimeout(total=_DEAD_AFTER_SECONDS, connect=REQUEST_TIMEOUT_SECONDS)
-        where = {"namespace": None, "resource_version": version, "query_params": query}
+        query += [("labelSelector", selector)] if selector else []
+        where = {"namespace": namespace, "resource_version": version, "query_params": query}
         try:
             async with await self._resource(kind).get(serialize=False, _request_timeout=timeout, **where) as response:
                 async for piece in response.content.iter_any():
@@ -269,6 +279,6 @@ async def connect() -> AsyncIterator[Cluster]:
             await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise ClusterError(f"no cluster: {error}; set KUBECONFIG to a kubeconfig file") from error
-    configuration.connection_pool_maxsize = MAX_PARALLEL_REQUESTS + 2  # beside two watches
+    configuration.connection_pool_maxsize = 0  # no bound: requests have one already, and there are few watches
     async with _PlainClient(configuration) as api:
         yield Cluster(api)

@@ -5,23 +5,25 @@ Reads the parsed resource and what was observed; never asks the API server. `rec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace_operator import names
-from headrace_operator.admission import Admission, Capacity, admit
+from headrace_operator.admission import Admission, Capacity
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import AutoScalingStatus, Status
 from headrace_operator.children import Application, ChildDeletion, applications_of, unwanted
+from headrace_operator.companions import companions
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
-from headrace_operator.groups import GroupKey, RoleState, Trouble
+from headrace_operator.feasible import next_step
+from headrace_operator.groups import GroupKey, Trouble
 from headrace_operator.history import number_of
 from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins
-from headrace_operator.planning import known_templates, role_states, strategy_of
+from headrace_operator.planning import known_templates, role_states
 from headrace_operator.plans import Creation, Deletion, Note, RolePlan
 from headrace_operator.pressure import Pressed
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
@@ -31,7 +33,6 @@ from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
 from headrace_operator.render.services import controller_revision, disruption_budget, group_service, role_service
 from headrace_operator.revision import RoleTemplate
-from headrace_operator.rollout import plan_deployment
 from headrace_operator.scaling import scaled, seed
 
 Body = dict[str, Any]
@@ -102,18 +103,21 @@ def decide(
     defaults: Defaults,
     now: float,
     capacity: Capacity | None = None,
+    problems: Mapping[str, str] | None = None,
 ) -> Decision:
     """The next step towards `deployment`, from what was observed and noted in its status.
 
-    `capacity`: what a deployment with a placement may use of the cluster; None (a preview): as much as it likes."""
+    `capacity`: what a deployment with a placement may use of the cluster; None (a preview): as much as it likes.
+    `problems`: why optional kinds that it asks for cannot be used, by kind."""
     owner = Owner.of(deployment)
     scaling = scaled(deployment, observed, status, now)
     deployment = scaling.deployment
     templates, revisions = known_templates(deployment, observed, defaults.engine_image)
     states = role_states(deployment, observed, status, templates, revisions)
-    plans, admission = _plans_with_room(deployment, owner, states, observed, templates, capacity, now)
+    step = next_step(deployment, owner, states, observed, templates, capacity, problems or {}, now)
+    plans, admission = step.plans, step.admission
     pins = admission.pins if admission else {}
-    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults)
+    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults, problems or {})
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
     applications, repairs = applications_of(wanted, observed)
     drains = plan_drains(
@@ -139,64 +143,13 @@ def decide(
         notes=(
             *scaling.notes,
             *(note for plan in plans.values() for note in plan.notes),
-            *_shortage_notes(admission, status),
+            *step.news(status),
         ),
         repairs=tuple(repairs),
         drains=drains,
         taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
         admission=admission,
     )
-
-
-def _plans_with_room(
-    deployment: DisaggDeployment,
-    owner: Owner,
-    states: Sequence[RoleState],
-    observed: Observed,
-    templates: Mapping[tuple[str, str], RoleTemplate],
-    capacity: Capacity | None,
-    now: float,
-) -> tuple[dict[str, RolePlan], Admission | None]:
-    """Plans that make only groups for which there is room.
-
-    What has no room is told to the planner, which may then replace a group in its place instead of beside it.
-    """
-    strategy = strategy_of(deployment)
-    plans = plan_deployment(states, strategy, now)
-    placement = deployment.spec.placement
-    if placement is None or capacity is None:
-        return plans, None
-    admission = admit(placement, owner, plans, observed, templates, capacity, now)
-    shortage = admission.shortage
-    if shortage is None:
-        return dict(admission.plans), admission
-    made = {creation.key for plan in admission.plans.values() for creation in plan.create}
-    full = {
-        (creation.key.role, creation.key.revision)
-        for plan in plans.values()
-        for creation in plan.create
-        if creation.key not in made
-    }
-
-    def has_no_room(key: GroupKey) -> str | None:
-        return shortage.message if (key.role, key.revision) in full and key not in made else None
-
-    plans = plan_deployment(states, strategy, now, has_no_room)
-    second = admit(placement, owner, plans, observed, templates, capacity, now)
-    waits = [wait for wait in (admission.wait_seconds, second.wait_seconds) if wait is not None]
-    made = {creation.key for plan in second.plans.values() for creation in plan.create}
-    held = tuple(sorted({*admission.held, *second.held} - made))
-    second = replace(second, held=held, shortage=second.shortage or shortage, wait_seconds=min(waits, default=None))
-    return dict(second.plans), second
-
-
-def _shortage_notes(admission: Admission | None, status: Status) -> list[Note]:
-    """An event when a shortage begins; its numbers may change every second, and are in the condition."""
-    if admission is None or admission.shortage is None:
-        return []
-    told = next((c.reason for c in status.conditions if c.type == names.PROGRESSING), "")
-    reason, message = admission.shortage.reason, admission.shortage.message
-    return [] if told == reason else [Note(reason, message, is_warning=True)]
 
 
 def _wanted_objects(
@@ -208,6 +161,7 @@ def _wanted_objects(
     pins: Mapping[GroupKey, Pins],
     observed: Observed,
     defaults: Defaults,
+    problems: Mapping[str, str],
 ) -> list[Body]:
     """Every object that should exist after this step, those first that others need; of the pods that are kept only
     those that lack labels or annotations."""
@@ -234,6 +188,7 @@ def _wanted_objects(
                 bodies.append(disruption_budget(owner, role, guarded))
             if deployment.spec.scaling.mode == EXTERNAL:
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
+        bodies += companions(owner, role, plan, observed, templates, problems)
         for creation in plan.create:
             template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
             pods += [_new_pod(owner, creation, index, template, pin, deployment) for index in creation.pods]

@@ -21,6 +21,10 @@ SCALER_SHORT_NAME = "drs"
 MANAGER = "headrace-operator"  # field manager of every write, and the value of the managed-by label
 # Gives labels back to objects whose other fields are fixed; under the name above the apply would drop those fields.
 METADATA_MANAGER = f"{MANAGER}-metadata"
+# NVIDIA's DRA driver for GPUs: the nodes of a ComputeDomain share GPU memory over NVLink.
+COMPUTE_DOMAIN_KIND = "ComputeDomain"
+CLAIM_COMPUTE_DOMAIN = "compute-domain"  # of a pod, for a channel of its group's domain
+
 CLI_MANAGER = "headrace"  # of what the `headrace` command writes for a user
 
 # Roles.
@@ -111,6 +115,8 @@ REASON_ROUTER_NOT_READY = "RouterNotReady"
 REASON_SCALED_TO_ZERO = "ScaledToZero"
 REASON_NO_CAPACITY = "NoCapacity"
 REASON_CAPACITY_UNKNOWN = "CapacityUnknown"
+REASON_API_MISSING = "ApiMissing"
+REASON_WAITING_FOR_COMPUTE_DOMAIN = "WaitingForComputeDomain"
 REASON_REPAIRS_PAUSED = "RepairsPaused"
 REASON_WITHIN_BOUNDS = "WithinBounds"
 REASON_RATIO_BOUND = "RatioBound"
@@ -137,8 +143,13 @@ def revision_name(deployment: str, role: str, revision: str) -> str:
     return f"{deployment}-{role}-{revision}"
 
 
+def group_name(deployment: str, role: str, revision: str, group: int) -> str:
+    """The ComputeDomain of a group, and the claim template that is made for it."""
+    return f"{revision_name(deployment, role, revision)}-{group}"
+
+
 def pod_name(deployment: str, role: str, revision: str, group: int, pod: int) -> str:
-    return f"{revision_name(deployment, role, revision)}-{group}-{pod}"
+    return f"{group_name(deployment, role, revision, group)}-{pod}"
 
 
 def leader_host(deployment: str, role: str, revision: str, group: int) -> str:

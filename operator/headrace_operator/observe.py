@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace_operator import names
+from headrace_operator.compute_domains import waiting_for_domain
 from headrace_operator.groups import GroupKey, Load, Pod
 from headrace_operator.pod_facts import pod_facts
 from headrace_operator.revision import RoleTemplate
@@ -77,8 +78,11 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
         place, pod = parsed.of(deployment, body)
         if place is None:
             misnamed.append(pod)
-        else:
-            groups.setdefault(place[0], []).append(pod)
+            continue
+        group = place[0]
+        own = names.group_name(deployment, group.role, group.revision, group.index)
+        domain = children.get((names.COMPUTE_DOMAIN_KIND, own))
+        groups.setdefault(group, []).append(waiting_for_domain(pod, domain) if domain else pod)
     parsed.forget_unseen()
     return Observed(
         children=children,

@@ -21,12 +21,14 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.autoscale import serving
 from headrace_operator.cluster import Cluster, ClusterError, Refused
+from headrace_operator.companions import needed_kinds
 from headrace_operator.decide import Decision, Defaults, decide
 from headrace_operator.drain import worth_asking
 from headrace_operator.engines import Engines
 from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.figures import figures_of
+from headrace_operator.following import Following
 from headrace_operator.groups import GroupKey
 from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
@@ -63,6 +65,7 @@ class Reconciler:
         clock: Callable[[], float] = time.time,
         engines: Engines | None = None,  # without them no group is waited for
         board: SignalBoard | None = None,  # without it no deployment scales itself
+        following: Following | None = None,  # without it there are no optional kinds
     ) -> None:
         self._store = store
         self._cluster = cluster
@@ -71,6 +74,7 @@ class Reconciler:
         self._clock = clock
         self._engines = engines
         self._board = board
+        self._following = following
         self._nodes = NodeLookup(cluster, clock)
         self._actor = Actor(cluster, self._is_wanted, clock)
         self._expectations: dict[Key, Expectations] = {}
@@ -100,14 +104,9 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
-            for memory in (self._repairs, self._expectations, self._posted, self._parsed):
-                memory.pop(key, None)  # garbage collection does the rest
-            metrics.DEPLOYMENTS.forget(*key)
-            self._inventory.forget(key)
-            self._pace.forget(key)
-            self._forget_signals(key)
+            self._forget(key)  # garbage collection does the rest
             return None
-        objects = self._store.children(key)
+        objects = [*self._store.children(key), *(self._following.children(key) if self._following else ())]
         now = self._clock()
         expected = self._expectations.get(key)
         if expected:
@@ -136,7 +135,7 @@ class Reconciler:
         with self._pace.thinking(key, len(objects), now):
             decided = self._decide(key, deployment, observed, before, now)
         if decided is None:
-            return None  # the inventory has it looked at again
+            return None  # whoever does not know it yet has it looked at again
         decision, pause = self._rationed(key, decided, generation, now)
         await self._hurry(observed, decision)
         refusals, failure = await self._actor.act(key, deployment.metadata.uid, decision, expected)
@@ -156,6 +155,17 @@ class Reconciler:
             status.progress, deployment.spec.rollout_strategy.progress_deadline_seconds, self._clock()
         )
         return min((wait for wait in (decision.wait_seconds, pause, deadline) if wait), default=None)
+
+    def _forget(self, key: Key) -> None:
+        """The deployment is gone, or is going."""
+        for memory in (self._repairs, self._expectations, self._posted, self._parsed):
+            memory.pop(key, None)
+        metrics.DEPLOYMENTS.forget(*key)
+        self._inventory.forget(key)
+        self._pace.forget(key)
+        self._forget_signals(key)
+        if self._following:
+            self._following.forget(key)
 
     async def _ask_engines(self, wanted: DisaggDeployment, observed: Observed) -> Observed:
         """The same with what groups that are to go, or may be, have in flight."""
@@ -187,14 +197,19 @@ class Reconciler:
     def _decide(
         self, key: Key, deployment: DisaggDeployment, observed: Observed, before: Status, now: float
     ) -> Decision | None:
-        """The next step, with the room for it claimed; None: what room there is is not known yet."""
+        """The next step, with the room for it claimed; None: what there is to use is not known yet."""
+        problems: dict[str, str] | None = {}
+        if self._following:
+            problems = self._following.problems(key, needed_kinds(deployment, observed))
+        if problems is None:
+            return None
         if deployment.spec.placement is None:
             self._inventory.forget(key)
-            return decide(deployment, observed, before, self._defaults, now)
+            return decide(deployment, observed, before, self._defaults, now, None, problems)
         capacity = self._inventory.capacity(key)
         if capacity is None:
             return None
-        decision = decide(deployment, observed, before, self._defaults, now, capacity)
+        decision = decide(deployment, observed, before, self._defaults, now, capacity, problems)
         if decision.admission:
             self._inventory.record(key, decision.admission)
         return decision

@@ -28,6 +28,7 @@ class RoleTemplate(RuledModel):
     parallelism: Parallelism = Parallelism()
     resources: RoleResources = RoleResources()
     template: PodTemplate = PodTemplate()
+    compute_domain: bool = False  # each group has one
     is_default_image: bool = False  # engine.image was filled in
 
     @classmethod
@@ -44,6 +45,8 @@ class RoleTemplate(RuledModel):
             parallelism=role.parallelism,
             resources=role.resources,
             template=role.template,
+            # A group of one pod has nothing to share across nodes, and a node can be in one ComputeDomain at a time.
+            compute_domain=bool(spec.placement and spec.placement.compute_domain and role.parallelism.num_pods > 1),
         )
 
     def as_written(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from headrace_operator import metrics, names
 from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterError, Refused, connect
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
+from headrace_operator.following import Following
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
@@ -55,7 +56,10 @@ async def serve(args: argparse.Namespace) -> None:
             images = Defaults(args.engine_image, args.router_image)
             inventory = Inventory(cluster, queue.add)
             board = SignalBoard(engines, queue.add)
-            reconciler = Reconciler(store, cluster, inventory, images, engines=engines, board=board)
+            following = Following(cluster, queue.add, args.namespaces)
+            reconciler = Reconciler(
+                store, cluster, inventory, images, engines=engines, board=board, following=following
+            )
             await _run_until(
                 stop,
                 kopf.operator(
@@ -74,6 +78,7 @@ async def serve(args: argparse.Namespace) -> None:
                 *([lease.keep()] if lease else []),
                 inventory.run(),
                 board.run(),
+                following.run(),
                 *(queue.work(reconciler.reconcile) for _ in range(NUM_WORKERS)),
             )
         finally:

@@ -27,7 +27,7 @@ from headrace_operator.progress import progress_of, seconds_left
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
 from headrace_operator.scaling import limitation
 from headrace_operator.times import timestamp
-from headrace_operator.troubles import worst_trouble
+from headrace_operator.troubles import STANDSTILL, worst_trouble
 
 _MAX_SUMMARY = 256
 _MAX_LISTED = 5
@@ -261,7 +261,7 @@ def _progressing(
         return _Finding(False, decision.shortage.reason, decision.shortage.message)
     if ready.holds and not decision.apply and not decision.delete_pods and not decision.delete_children:
         return _Finding(False, names.REASON_SETTLED, "everything is as wanted")
-    if ready.reason in (names.REASON_RESTARTS_EXHAUSTED, names.REASON_NO_CAPACITY, names.REASON_PAUSED):
+    if ready.reason in STANDSTILL:
         return _Finding(False, ready.reason, ready.message)
     deadline = deployment.spec.rollout_strategy.progress_deadline_seconds
     if progress and seconds_left(progress, deadline, now) == 0:

@@ -17,9 +17,12 @@ _PRECEDENCE = (
     names.REASON_CANNOT_START,
     names.REASON_CRASH_LOOP,
     names.REASON_NODE_LOST,
+    names.REASON_API_MISSING,
+    names.REASON_NAME_TAKEN,
     names.REASON_CAPACITY_UNKNOWN,
     names.REASON_NO_CAPACITY,
     names.REASON_UNSCHEDULABLE,
+    names.REASON_WAITING_FOR_COMPUTE_DOMAIN,
     names.REASON_PROBE_FAILING,
     names.REASON_DRAINING,
     names.REASON_REBUILDING,
@@ -28,6 +31,14 @@ _PRECEDENCE = (
     names.REASON_SHRINKING_FIRST,
     names.REASON_CREATING,
     names.REASON_WAITING_FOR_PAIR,
+    names.REASON_PAUSED,
+)
+# What no time heals: somebody has to do something.
+STANDSTILL = (
+    names.REASON_RESTARTS_EXHAUSTED,
+    names.REASON_API_MISSING,
+    names.REASON_NAME_TAKEN,
+    names.REASON_NO_CAPACITY,
     names.REASON_PAUSED,
 )
 # One failure is an accident, several in a row are a crash loop.

@@ -15,7 +15,7 @@ import yaml
 from tests.chart.conftest import CHART, Render
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, RESOURCES
+from headrace_operator.cluster import CHILD_KINDS, OPTIONAL_KINDS, RESOURCES
 from headrace_operator.render.router import ROUTER_RULES
 
 GOLDEN = Path(__file__).parent / "golden/default.yaml"
@@ -143,7 +143,7 @@ def expected_rules() -> set[tuple[str, str, str]]:
     rules = {(names.GROUP, names.PLURAL, verb) for verb in ("get", "list", "watch")}
     rules |= {(names.GROUP, f"{names.PLURAL}/status", "patch"), (names.GROUP, f"{names.PLURAL}/finalizers", "update")}
     rules.add((names.GROUP, f"{names.SCALER_PLURAL}/status", "patch"))
-    for kind in CHILD_KINDS:
+    for kind in (*CHILD_KINDS, *OPTIONAL_KINDS):
         group, _, plural = RESOURCES[kind]
         rules |= {(group, plural, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")}
     for rule in ROUTER_RULES:

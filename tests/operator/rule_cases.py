@@ -63,6 +63,8 @@ AUTO = {"mode": "Auto", "auto": {"gpuBudget": 2}}
 BOTH_OR_NONE = "scaling.auto belongs to scaling.mode Auto"
 LEAST = "a gpuBudget that holds minReplicas of both"
 BOTH_ZERO = "maxSurge and maxUnavailable cannot both be 0"
+COMPUTE_DOMAIN = "computeDomain needs group: SameDomain"
+GPUS = {"name": "gpus", "resourceClaimTemplateName": "four-gpus"}
 DECIDED = "podSpec may not set restartPolicy"
 
 CASES = [
@@ -185,6 +187,16 @@ CASES = [
         {"spec.placement": {"group": "SameDomain", "deployment": "SameDomain", "enforcement": "Preferred"}},
     ),
     Case("a preference for nothing", {"spec.placement": {"enforcement": "Preferred"}}, PREFERENCE),
+    Case("memory shared over NVLink", {"spec.placement": {"group": "SameDomain", "computeDomain": True}}),
+    Case("memory shared beyond one rack", {"spec.placement": {"computeDomain": True}}, COMPUTE_DOMAIN),
+    Case("memory shared on one node", {"spec.placement": {"group": "SameNode", "computeDomain": True}}, COMPUTE_DOMAIN),
+    Case("no shared memory, anywhere", {"spec.placement": {"computeDomain": False}}),
+    Case("GPUs of a driver", {"spec.roles.0.resources": {"claims": [GPUS]}}),
+    Case(
+        "a claim of the operator's own name",
+        {"spec.roles.0.resources": {"claims": [{**GPUS, "name": "compute-domain"}]}},
+        "claims may not be named compute-domain",
+    ),
     Case("a new placement", {"spec.placement": {"group": "SameNode"}}, before={"spec.placement": {}}),
     Case("a new number of groups", {"spec.roles.0.replicas": 3}, before={}),
     Case("a new seed", {"spec.model.source.tiny.seed": 7}, before={}),
@@ -252,6 +264,8 @@ FIELD_CASES = [
     Case("a truth value in words", {"spec.roles.1.parallelism": {"expert": "yes"}}, "expert"),
     Case("a sidecar", {"spec.roles.0.template": {"podSpec": {"containers": [{"name": "x", "image": "x:1"}]}}}),
     Case("a nameless container", {"spec.roles.0.template": {"podSpec": {"containers": [{"image": "x"}]}}}, "name"),
+    Case("two claims of one name", {"spec.roles.0.resources": {"claims": [GPUS, GPUS]}}, "claims"),
+    Case("a claim from nowhere", {"spec.roles.0.resources": {"claims": [{"name": "gpus"}]}}, "claims"),
     Case("no such way when full", {"spec.rolloutStrategy": {"whenFull": "Panic"}}, "whenFull"),
     Case("a paused roll-out", {"spec.paused": True}),
     Case("any field of a pod", {"spec.roles.0.template": {"podSpec": {"priorityClassName": "high"}}}),

@@ -35,7 +35,7 @@ class Server:
         self.lists: list[str] = []
         self.watching: set[str] = set()
 
-    async def list_page(self, kind: str, token: str | None) -> dict[str, Any]:
+    async def list_page(self, kind: str, token: str | None, *_: None) -> dict[str, Any]:
         self.lists += [kind] if token is None else []
         if kind in self.refused:
             raise Refused(f"list {kind}: forbidden")
@@ -43,7 +43,7 @@ class Server:
         more = {"continue": str(start + 1)} if start + 1 < len(self.objects[kind]) else {}
         return {"metadata": {"resourceVersion": "7", **more}, "items": self.objects[kind][start : start + 1]}
 
-    async def open_watch(self, kind: str, version: str) -> AsyncIterator[bytes]:
+    async def open_watch(self, kind: str, version: str, *_: None) -> AsyncIterator[bytes]:
         self.watching.add(kind)
         try:
             while True:

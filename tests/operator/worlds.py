@@ -36,9 +36,11 @@ class FakeCluster:
         self.status = Status()
         self.version = 0
 
-    def decide(self, deployment: DisaggDeployment, now: float = 0.0) -> Decision:
+    def decide(
+        self, deployment: DisaggDeployment, now: float = 0.0, problems: dict[str, str] | None = None
+    ) -> Decision:
         observed = observe(deployment.metadata.name, UID, self.objects.values())
-        return decide(deployment, observed, self.status, DEFAULTS, now)
+        return decide(deployment, observed, self.status, DEFAULTS, now, None, problems)
 
     def run(
         self,
@@ -46,10 +48,11 @@ class FakeCluster:
         now: float = 0.0,
         refusals: tuple[str, ...] = (),
         capacity: Capacity | None = None,
+        problems: dict[str, str] | None = None,
     ) -> Decision:
         """One pass; deletions are done at once. The status is kept as the API server would return it."""
         observed = observe(deployment.metadata.name, UID, self.objects.values())
-        decision = decide(deployment, observed, self.status, DEFAULTS, now, capacity)
+        decision = decide(deployment, observed, self.status, DEFAULTS, now, capacity, problems)
         status = status_of(decision.deployment, observed, decision, self.status, refusals, now)
         self.status = Status.model_validate(as_applied(status))
         for application in decision.apply:

@@ -67,6 +67,10 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# For spec.placement.computeDomain, where NVIDIA's DRA driver for GPUs serves it.
+- apiGroups: [resource.nvidia.com]
+  resources: [computedomains]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end -}}
 
 {{/*

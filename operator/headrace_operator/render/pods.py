@@ -34,6 +34,7 @@ def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, si
     """Pod `pod` of group `key` at `site`."""
     body = PodIdentity(owner, key.role, key.revision, template).of(key.index, pod)
     spec = with_template(_pod_spec(owner, key, pod, template, site), names.CONTAINER_ENGINE, template.template)
+    spec = _with_claims(spec, _claims(owner, key, template))
     # Group members find each other by these.
     spec |= {
         "restartPolicy": "Never",
@@ -137,6 +138,32 @@ def _container(key: GroupKey, pod: int, template: RoleTemplate, site: Site) -> d
     if resources:
         container["resources"] = resources
     return container
+
+
+def _claims(owner: Owner, key: GroupKey, template: RoleTemplate) -> dict[str, str]:
+    """The pod's device claims: the template that each is made from, by name."""
+    claims = {claim.name: claim.resource_claim_template_name for claim in template.resources.claims}
+    if template.compute_domain:
+        # The driver makes this template when it sees the group's ComputeDomain.
+        claims[names.CLAIM_COMPUTE_DOMAIN] = names.group_name(owner.name, key.role, key.revision, key.index)
+    return claims
+
+
+def _with_claims(spec: dict[str, Any], claims: Mapping[str, str]) -> dict[str, Any]:
+    """The pod's spec with these claims, beside those that its template has."""
+    if not claims:
+        return spec
+    given = [claim for claim in spec.get("resourceClaims") or () if claim.get("name") not in claims]
+    made = [{"name": name, "resourceClaimTemplateName": template} for name, template in claims.items()]
+    containers = []
+    for container in spec["containers"]:
+        if container["name"] == names.CONTAINER_ENGINE:
+            resources = container.get("resources") or {}
+            used = [claim for claim in resources.get("claims") or () if claim.get("name") not in claims]
+            resources = {**resources, "claims": [*used, *({"name": name} for name in claims)]}
+            container = {**container, "resources": resources}
+        containers.append(container)
+    return {**spec, "resourceClaims": [*given, *made], "containers": containers}
 
 
 def _environment(template: RoleTemplate, pod: int, site: Site) -> list[dict[str, Any]]:

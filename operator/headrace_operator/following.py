@@ -1,0 +1,163 @@
+"""Follows our objects of kinds that a cluster may lack, and knows which of these kinds it serves.
+
+kopf looks for kinds once, when it starts; a CRD that is installed later would never be watched. Here every kind is
+listed and watched where it is served, and asked for again and again where it is not: more often while a deployment
+waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from headrace_operator.cluster import (
+    CHILD_SELECTOR,
+    OPTIONAL_KINDS,
+    Cluster,
+    ClusterError,
+    Gone,
+    Refused,
+    WatchExpired,
+)
+from headrace_operator.optional import OPTIONAL_APIS
+from headrace_operator.store import key_of_child
+from headrace_operator.watching import changes, pages
+from headrace_operator.workqueue import Key
+
+logger = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+Place = tuple[str, str | None]  # a kind, and the namespace that it is followed in (None: all)
+
+# Until a kind that is not served is asked for again: while nobody needs it, and while somebody waits for it.
+IDLE_SECONDS = 60.0
+WAITING_SECONDS = 3.0
+RETRY_SECONDS = 5.0
+
+
+class Following:
+    """What exists of the optional kinds, and why those cannot be used that cannot. `namespaces` None: all of them."""
+
+    def __init__(self, cluster: Cluster, wake: Callable[[Key], None], namespaces: Sequence[str] | None) -> None:
+        self._cluster = cluster
+        self._wake = wake
+        self._places: list[Place] = [(kind, space) for kind in OPTIONAL_KINDS for space in namespaces or (None,)]
+        self._seen: dict[Place, dict[str, Body]] = {place: {} for place in self._places}  # by uid
+        self._by_key: dict[Key, dict[str, Body]] = {}  # the same, by deployment
+        # Why a kind cannot be used; empty: it can. What is not in here has not been answered yet.
+        self._problems: dict[Place, str] = {}
+        self._waiting: dict[str, set[Key]] = {kind: set() for kind in OPTIONAL_KINDS}
+        self._needed = {kind: asyncio.Event() for kind in OPTIONAL_KINDS}
+
+    def children(self, key: Key) -> list[Body]:
+        """All objects of optional kinds that are labelled as the deployment's."""
+        return list(self._by_key.get(key, {}).values())
+
+    def problems(self, key: Key, kinds: Collection[str]) -> dict[str, str] | None:
+        """Why a deployment cannot use those of `kinds` that it cannot, by kind. None: not known yet. The key is woken
+        when the answer changes; `kinds` stands in for what it asked for before."""
+        places = [place for place in self._places if place[0] in kinds and place[1] in (None, key.namespace)]
+        found = {kind: self._problems.get((kind, space)) for kind, space in places}
+        for kind, waiting in self._waiting.items():
+            if found.get(kind, "") == "":
+                waiting.discard(key)
+            elif key not in waiting:
+                waiting.add(key)
+                self._needed[kind].set()
+        if None in found.values():
+            return None
+        return {kind: problem for kind, problem in found.items() if problem}
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone."""
+        for waiting in self._waiting.values():
+            waiting.discard(key)
+
+    async def run(self) -> None:
+        """For ever."""
+        await asyncio.gather(*(self._follow(place) for place in self._places))
+
+    async def _follow(self, place: Place) -> None:
+        kind = place[0]
+        while True:
+            pause = 0.0
+            try:
+                await self._list_and_watch(place)
+            except Gone:
+                self._keep_only(place, ())
+                self._answer(place, OPTIONAL_APIS[kind].missing)
+                pause = WAITING_SECONDS if self._waiting[kind] else IDLE_SECONDS
+            except WatchExpired as error:
+                logger.info("%s", error)
+            except Refused as error:
+                self._answer(place, OPTIONAL_APIS[kind].unusable(str(error)))
+                pause = WAITING_SECONDS if self._waiting[kind] else IDLE_SECONDS
+            except ClusterError as error:
+                # What was seen before still counts: the API server will be back.
+                logger.warning("%s", error)
+                pause = RETRY_SECONDS
+            await self._rest(kind, pause + random.uniform(0.0, 1.0))
+
+    async def _rest(self, kind: str, seconds: float) -> None:
+        """Sleep, but no longer than it takes until somebody needs the kind."""
+        self._needed[kind].clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._needed[kind].wait(), seconds)
+
+    async def _list_and_watch(self, place: Place) -> None:
+        """A list and then what changes, until the API server ends the watch; the next list finds what it missed."""
+        kind, namespace = place
+        listed: list[Body] = []
+        version = ""
+        async for bodies, page_version in pages(self._cluster, kind, namespace, CHILD_SELECTOR):
+            version = version or page_version
+            listed += bodies
+        self._keep_only(place, {body["metadata"]["uid"] for body in listed})
+        for body in listed:
+            self._see(place, body)
+        self._answer(place, "")
+        async for change, body in changes(self._cluster, kind, version, namespace, CHILD_SELECTOR):
+            if change == "DELETED":
+                self._drop(place, body["metadata"]["uid"])
+            elif change != "BOOKMARK":
+                self._see(place, body)
+
+    def _keep_only(self, place: Place, uids: Collection[str]) -> None:
+        for uid in [uid for uid in self._seen[place] if uid not in uids]:
+            self._drop(place, uid)
+
+    def _see(self, place: Place, body: Body) -> None:
+        """An object exists, like this."""
+        uid, shown = body["metadata"]["uid"], {**body, "kind": place[0]}
+        key = key_of_child(shown)
+        if self._seen[place].get(uid) == shown:
+            return
+        self._drop(place, uid)
+        self._seen[place][uid] = shown
+        if key:
+            self._by_key.setdefault(key, {})[uid] = shown
+            self._wake(key)
+
+    def _drop(self, place: Place, uid: str) -> None:
+        """An object is gone."""
+        body = self._seen[place].pop(uid, None)
+        key = key_of_child(body) if body else None
+        if key is None:
+            return
+        del self._by_key[key][uid]
+        if not self._by_key[key]:
+            del self._by_key[key]
+        self._wake(key)
+
+    def _answer(self, place: Place, problem: str) -> None:
+        if self._problems.get(place) == problem:
+            return
+        if problem:
+            logger.info("%s", problem)
+        self._problems[place] = problem
+        for key in list(self._waiting[place[0]]):
+            self._wake(key)
