@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from headrace_operator import names
 from headrace_operator.rules import Rule, RuledModel
 
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
@@ -47,6 +48,22 @@ class Placement(RuledModel):
         "SameDomain. A change is a roll-out of the roles that have such groups. Default: false.",
     )
 
+    gang: Literal["None", "Native", "Volcano", "Kueue"] = Field(
+        default="None",
+        description="Who sees to it that all pods of a group get nodes or none does. None: the operator, which looks "
+        "for room first and takes back a group that is half placed for 60 s. Native: the scheduler too, by a Workload "
+        "(scheduling.k8s.io/v1alpha1). Volcano: its scheduler, by a PodGroup (scheduling.volcano.sh/v1beta1). Kueue: "
+        "its pod groups, one for each group of pods. Default: None.",
+    )
+    queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Queue that groups are charged to: a Kueue LocalQueue of the resource's namespace (required with "
+        "gang: Kueue), or a Volcano Queue. Default: none (Volcano's own default queue).",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.enforcement == 'Required' || self.group != 'Any' || self.deployment != 'Any'",
@@ -57,5 +74,15 @@ class Placement(RuledModel):
             cel="!has(self.computeDomain) || !self.computeDomain || self.group == 'SameDomain'",
             message="computeDomain needs group: SameDomain: memory is shared within one NVLink domain only",
             holds=lambda p: not p.compute_domain or p.group == "SameDomain",
+        ),
+        Rule(
+            cel=f"!has(self.gang) || self.gang != '{names.GANG_KUEUE}' || has(self.queue)",
+            message="gang: Kueue needs queue: Kueue leaves pods without a queue alone",
+            holds=lambda p: p.gang != names.GANG_KUEUE or p.queue is not None,
+        ),
+        Rule(
+            cel=f"!has(self.queue) || (has(self.gang) && self.gang in ['{names.GANG_KUEUE}', '{names.GANG_VOLCANO}'])",
+            message="queue needs gang: Kueue or Volcano",
+            holds=lambda p: p.queue is None or p.gang in (names.GANG_KUEUE, names.GANG_VOLCANO),
         ),
     )

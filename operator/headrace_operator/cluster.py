@@ -46,10 +46,12 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
     names.SCALER_KIND: (names.GROUP, names.VERSION, names.SCALER_PLURAL),
     names.COMPUTE_DOMAIN_KIND: ("resource.nvidia.com", "v1beta1", "computedomains"),
+    names.WORKLOAD_KIND: ("scheduling.k8s.io", "v1alpha1", "workloads"),
+    names.VOLCANO_KIND: ("scheduling.volcano.sh", "v1beta1", "podgroups"),
     names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
 }
 # Children of kinds that a cluster may lack: `following.py` watches them where they are served.
-OPTIONAL_KINDS = (names.COMPUTE_DOMAIN_KIND,)
+OPTIONAL_KINDS = (names.COMPUTE_DOMAIN_KIND, names.WORKLOAD_KIND, names.VOLCANO_KIND)
 CHILD_KINDS = tuple(kind for kind in RESOURCES if kind not in (names.KIND, *OPTIONAL_KINDS))
 _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
@@ -210,6 +212,10 @@ class Cluster:
         """Post an event; losing one is not worth failing for, so the caller need not retry."""
         await self._call("create", "Event", "create", body=event, namespace=event["metadata"]["namespace"])
 
+    async def find_group(self, group: str) -> None:
+        """Ask for an API group, of whatever version; raises Gone where it is not served. Anyone may ask."""
+        await self._call("get", "APIGroup", "request", method="get", path=f"/apis/{group}")
+
     async def is_served(self, kind: str, namespace: str | None) -> bool:
         """Whether the API server knows this resource of ours yet."""
         try:
@@ -219,17 +225,17 @@ class Cluster:
         return True
 
     async def _call(
-        self, verb: str, kind: str, method: str, *, subresource: str | None = None, **arguments: Any
+        self, verb: str, kind: str, function: str, *, subresource: str | None = None, **arguments: Any
     ) -> Body:
         """One request, counted, bounded in time and number, its failure made one of this module's errors."""
-        resource = self._resource(kind)
+        resource: Any = self._dynamic if kind == "APIGroup" else self._resource(kind)
         target = resource.subresources[subresource] if subresource else resource
         metrics.API_CALLS.labels(verb=verb, kind=kind).inc()
         # A renewal waits for no other request: if it came too late, nothing else would matter.
         async with contextlib.nullcontext() if kind == "Lease" else self._slots:
             timeout = self._timeout_seconds(verb, kind)
             try:
-                response = await getattr(target, method)(serialize=False, _request_timeout=timeout, **arguments)
+                response = await getattr(target, function)(serialize=False, _request_timeout=timeout, **arguments)
                 return dict(await response.json())
             except ApiException as error:
                 metrics.API_ERRORS.labels(verb=verb, status=error.status).inc()

@@ -12,9 +12,11 @@ from headrace_operator.groups import Pod, Trouble
 Body = Mapping[str, Any]
 
 
-def waiting_for_domain(pod: Pod, domain: Body) -> Pod:
+def waiting_for_domain(pod: Pod, domain: Body | None) -> Pod:
     """The pod with its domain as the reason why its containers do not start, where that is so: it has a node, and the
     driver lets it go on once the domain's daemon on that node is ready."""
+    if domain is None:
+        return pod
     status = domain.get("status") or {}
     is_starting = pod.trouble is not None and pod.trouble.reason == names.REASON_STARTING
     if status.get("status") == "Ready" or not (pod.node and pod.phase == "Pending" and is_starting):

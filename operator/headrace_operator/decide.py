@@ -15,7 +15,7 @@ from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.api_status import AutoScalingStatus, Status
 from headrace_operator.children import Application, ChildDeletion, applications_of, unwanted
-from headrace_operator.companions import companions
+from headrace_operator.companions import Companions
 from headrace_operator.disruptions import min_available
 from headrace_operator.drain import Drains, plan_drains
 from headrace_operator.feasible import next_step
@@ -26,6 +26,7 @@ from headrace_operator.placement import Pins
 from headrace_operator.planning import known_templates, role_states
 from headrace_operator.plans import Creation, Deletion, Note, RolePlan
 from headrace_operator.pressure import Pressed
+from headrace_operator.render.gangs import ganged
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import PodIdentity, engine_pod
@@ -114,12 +115,15 @@ def decide(
     deployment = scaling.deployment
     templates, revisions = known_templates(deployment, observed, defaults.engine_image)
     states = role_states(deployment, observed, status, templates, revisions)
-    step = next_step(deployment, owner, states, observed, templates, capacity, problems or {}, now)
+    companions = Companions(deployment, owner, observed, templates, problems or {}, now)
+    step = next_step(states, companions, capacity)
     plans, admission = step.plans, step.admission
     pins = admission.pins if admission else {}
-    wanted = _wanted_objects(deployment, owner, templates, revisions, plans, pins, observed, defaults, problems or {})
+    wanted = _wanted_objects(companions, revisions, plans, pins, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
-    applications, repairs = applications_of(wanted, observed)
+    applications, repairs = applications_of(
+        [body for body in wanted if body["kind"] not in companions.problems], observed
+    )
     drains = plan_drains(
         observed.groups,
         [deletion for plan in plans.values() for deletion in plan.delete],
@@ -153,18 +157,16 @@ def decide(
 
 
 def _wanted_objects(
-    deployment: DisaggDeployment,
-    owner: Owner,
-    templates: Mapping[tuple[str, str], RoleTemplate],
+    companions: Companions,
     revisions: Mapping[str, str],
     plans: Mapping[str, RolePlan],
     pins: Mapping[GroupKey, Pins],
-    observed: Observed,
     defaults: Defaults,
-    problems: Mapping[str, str],
 ) -> list[Body]:
     """Every object that should exist after this step, those first that others need; of the pods that are kept only
     those that lack labels or annotations."""
+    deployment, owner = companions.deployment, companions.owner
+    templates, observed = companions.templates, companions.observed
     bodies: list[Body] = []
     pods: list[Body] = []
     leaving = {deletion.pod_name for plan in plans.values() for deletion in plan.delete}
@@ -188,10 +190,10 @@ def _wanted_objects(
                 bodies.append(disruption_budget(owner, role, guarded))
             if deployment.spec.scaling.mode == EXTERNAL:
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
-        bodies += companions(owner, role, plan, observed, templates, problems)
+        bodies += companions.wanted(role, plan)
         for creation in plan.create:
             template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
-            pods += [_new_pod(owner, creation, index, template, pin, deployment) for index in creation.pods]
+            pods += [_new_pod(companions, creation, index, template, pin) for index in creation.pods]
         pods += _identity_repairs(owner, role, observed, templates, leaving)
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
 
@@ -223,8 +225,10 @@ def _is_of(revision: Mapping[str, Any], role: str) -> bool:
     return (revision["metadata"].get("labels") or {}).get(names.LABEL_ROLE) == role
 
 
-def _new_pod(
-    owner: Owner, creation: Creation, index: int, template: RoleTemplate, pins: Pins, deployment: DisaggDeployment
-) -> Body:
-    pod = pinned(engine_pod(owner, creation.key, index, template), pins)
+def _new_pod(companions: Companions, creation: Creation, index: int, template: RoleTemplate, pins: Pins) -> Body:
+    deployment = companions.deployment
+    pod = pinned(engine_pod(companions.owner, creation.key, index, template), pins)
+    gang = companions.gang(creation.key)
+    if gang:
+        pod = ganged(pod, gang, template.parallelism.num_pods, companions.queue)
     return avoiding(leaving_after(pod, deployment.spec.restart_policy.node_loss_seconds), creation.avoided_nodes)

@@ -17,7 +17,8 @@ Body = Mapping[str, Any]
 # Kinds that are written once: a new render of a pod is a new revision's business, never a patch. Only their labels and
 # annotations are given back: admission may rightly have changed the rest, and the API server would refuse most of it.
 # The rest of a scaler belongs to whoever scales.
-WRITTEN_ONCE = ("Pod", "ControllerRevision", names.SCALER_KIND, names.COMPUTE_DOMAIN_KIND)
+_COMPANIONS = (names.COMPUTE_DOMAIN_KIND, names.WORKLOAD_KIND, names.VOLCANO_KIND)
+WRITTEN_ONCE = ("Pod", "ControllerRevision", names.SCALER_KIND, *_COMPANIONS)
 # Within these an added key changes the meaning of ours.
 _EXACT = ("selector", "matchLabels")
 _QUANTITIES = ("requests", "limits")

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from headrace_operator import names
 from headrace_operator.admission import Admission, Capacity, admit
 from headrace_operator.api import DisaggDeployment
+from headrace_operator.api_placement import Placement
 from headrace_operator.api_status import Status
-from headrace_operator.companions import Templates, kinds_of, obstacle
+from headrace_operator.companions import Companions
 from headrace_operator.groups import GroupKey, RoleState, Strategy, Trouble
-from headrace_operator.observe import Observed
 from headrace_operator.planning import strategy_of
-from headrace_operator.plans import Creation, Note, RolePlan
-from headrace_operator.render.objects import Owner
+from headrace_operator.plans import Note, RolePlan
 from headrace_operator.rollout import plan_deployment
 from headrace_operator.upkeep import Admit
 
@@ -42,72 +41,37 @@ class NextStep:
 class _Planner:
     """Plans of one deployment without groups whose companions cannot be had."""
 
-    owner: Owner
     states: Sequence[RoleState]
     strategy: Strategy
-    observed: Observed
-    templates: Templates
-    problems: Mapping[str, str]
-    now: float
+    companions: Companions
 
     def plan(self, admit: Admit = lambda key: None) -> dict[str, RolePlan]:
-        plans = plan_deployment(self.states, self.strategy, self.now, admit)
+        plans = plan_deployment(self.states, self.strategy, self.companions.now, admit)
         return {role: self._with_companions(plan) for role, plan in plans.items()}
 
     def _with_companions(self, plan: RolePlan) -> RolePlan:
-        troubles = {creation.key: self._trouble(creation) for creation in plan.create}
+        troubles = {creation.key: self.companions.trouble(creation.key) for creation in plan.create}
         found = {key: trouble for key, trouble in troubles.items() if trouble}
         if not found:
             return plan
         plan = plan.without(found)
         return replace(plan, blocked=(*dict.fromkeys(found.values()), *plan.blocked))
 
-    def _trouble(self, creation: Creation) -> Trouble | None:
-        key = creation.key
-        template = self.templates[key.role, key.revision]
-        for kind in sorted(kinds_of(template)):
-            if kind in self.problems:
-                return Trouble(names.REASON_API_MISSING, self.problems[kind])
-        return obstacle(self.owner, key, self.observed, self.templates)
 
-
-def next_step(
-    deployment: DisaggDeployment,
-    owner: Owner,
-    states: Sequence[RoleState],
-    observed: Observed,
-    templates: Templates,
-    capacity: Capacity | None,
-    problems: Mapping[str, str],
-    now: float,
-) -> NextStep:
-    """What to do next about all roles. `problems`: why kinds of companions cannot be used, by kind.
+def next_step(states: Sequence[RoleState], companions: Companions, capacity: Capacity | None) -> NextStep:
+    """What to do next about all roles of a deployment. `capacity` None: room is not looked at.
 
     While an API is missing that the wanted groups ask for, no old group makes way for one that cannot be made.
     """
+    deployment = companions.deployment
     strategy = strategy_of(deployment)
-    missing = _missing(states, templates, problems)
-    planner = _Planner(
-        owner,
-        states,
-        replace(strategy, is_paused=True) if missing else strategy,
-        observed,
-        templates,
-        problems,
-        now,
-    )
+    missing = companions.missing(states)
+    planner = _Planner(states, replace(strategy, is_paused=True) if missing else strategy, companions)
     placement = deployment.spec.placement
     if placement is None or capacity is None:
         return _step(deployment, planner.plan(), None, missing)
-    plans, admission = _with_room(deployment, planner, capacity)
+    plans, admission = _with_room(placement, planner, capacity)
     return _step(deployment, plans, admission, missing)
-
-
-def _missing(states: Sequence[RoleState], templates: Templates, problems: Mapping[str, str]) -> Trouble | None:
-    """Of the APIs that groups of the wanted revisions ask for, one that cannot be used."""
-    wanted = [templates[state.role, state.revision] for state in states if state.revision]
-    kinds = sorted(set().union(*(kinds_of(template) for template in wanted)) & problems.keys())
-    return Trouble(names.REASON_API_MISSING, problems[kinds[0]]) if kinds else None
 
 
 def _step(
@@ -125,17 +89,18 @@ def _step(
     return NextStep(plans, admission, missing if is_needed else None)
 
 
-def _with_room(
-    deployment: DisaggDeployment, planner: _Planner, capacity: Capacity
-) -> tuple[dict[str, RolePlan], Admission]:
+def _with_room(placement: Placement, planner: _Planner, capacity: Capacity) -> tuple[dict[str, RolePlan], Admission]:
     """Plans that make only groups for which there is room.
 
     What has no room is told to the planner, which may then replace a group in its place instead of beside it.
     """
-    placement = deployment.spec.placement
-    assert placement is not None
+    about = planner.companions
+
+    def with_room(plans: Mapping[str, RolePlan]) -> Admission:
+        return admit(placement, about.owner, plans, about.observed, about.templates, capacity, about.now)
+
     plans = planner.plan()
-    admission = admit(placement, planner.owner, plans, planner.observed, planner.templates, capacity, planner.now)
+    admission = with_room(plans)
     shortage = admission.shortage
     if shortage is None:
         return dict(admission.plans), admission
@@ -150,8 +115,7 @@ def _with_room(
     def has_no_room(key: GroupKey) -> str | None:
         return shortage.message if (key.role, key.revision) in full and key not in made else None
 
-    plans = planner.plan(has_no_room)
-    second = admit(placement, planner.owner, plans, planner.observed, planner.templates, capacity, planner.now)
+    second = with_room(planner.plan(has_no_room))
     waits = [wait for wait in (admission.wait_seconds, second.wait_seconds) if wait is not None]
     made = {creation.key for plan in second.plans.values() for creation in plan.create}
     held = tuple(sorted({*admission.held, *second.held} - made))

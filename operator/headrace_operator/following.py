@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from headrace_operator import names
 from headrace_operator.cluster import (
     CHILD_SELECTOR,
     OPTIONAL_KINDS,
@@ -23,7 +24,7 @@ from headrace_operator.cluster import (
     Refused,
     WatchExpired,
 )
-from headrace_operator.optional import OPTIONAL_APIS
+from headrace_operator.optional import KUEUE, OPTIONAL_APIS
 from headrace_operator.store import key_of_child
 from headrace_operator.watching import changes, pages
 from headrace_operator.workqueue import Key
@@ -46,12 +47,13 @@ class Following:
         self._cluster = cluster
         self._wake = wake
         self._places: list[Place] = [(kind, space) for kind in OPTIONAL_KINDS for space in namespaces or (None,)]
+        self._places.append((KUEUE, None))
         self._seen: dict[Place, dict[str, Body]] = {place: {} for place in self._places}  # by uid
         self._by_key: dict[Key, dict[str, Body]] = {}  # the same, by deployment
         # Why a kind cannot be used; empty: it can. What is not in here has not been answered yet.
         self._problems: dict[Place, str] = {}
-        self._waiting: dict[str, set[Key]] = {kind: set() for kind in OPTIONAL_KINDS}
-        self._needed = {kind: asyncio.Event() for kind in OPTIONAL_KINDS}
+        self._waiting: dict[str, set[Key]] = {kind: set() for kind in OPTIONAL_APIS}
+        self._needed = {kind: asyncio.Event() for kind in OPTIONAL_APIS}
 
     def children(self, key: Key) -> list[Body]:
         """All objects of optional kinds that are labelled as the deployment's."""
@@ -86,7 +88,12 @@ class Following:
         while True:
             pause = 0.0
             try:
-                await self._list_and_watch(place)
+                if kind == KUEUE:
+                    await self._cluster.find_group(names.KUEUE_GROUP)
+                    self._answer(place, "")
+                    pause = IDLE_SECONDS  # it may be uninstalled
+                else:
+                    await self._list_and_watch(place)
             except Gone:
                 self._keep_only(place, ())
                 self._answer(place, OPTIONAL_APIS[kind].missing)
@@ -99,6 +106,8 @@ class Following:
             except ClusterError as error:
                 # What was seen before still counts: the API server will be back.
                 logger.warning("%s", error)
+                if place not in self._problems:
+                    self._answer(place, OPTIONAL_APIS[kind].unusable(str(error)))
                 pause = RETRY_SECONDS
             await self._rest(kind, pause + random.uniform(0.0, 1.0))
 

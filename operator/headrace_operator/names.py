@@ -25,6 +25,21 @@ METADATA_MANAGER = f"{MANAGER}-metadata"
 COMPUTE_DOMAIN_KIND = "ComputeDomain"
 CLAIM_COMPUTE_DOMAIN = "compute-domain"  # of a pod, for a channel of its group's domain
 
+# Gangs: whose scheduler binds all pods of a group or none.
+GANG_NATIVE = "Native"
+GANG_VOLCANO = "Volcano"
+GANG_KUEUE = "Kueue"
+WORKLOAD_KIND = "Workload"  # of scheduling.k8s.io; Kueue's own Workloads are its business
+WORKLOAD_POD_GROUP = "group"  # the one pod group within a Workload of ours
+VOLCANO_KIND = "PodGroup"
+VOLCANO_SCHEDULER = "volcano"
+ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+KUEUE_GROUP = "kueue.x-k8s.io"
+LABEL_KUEUE_QUEUE = f"{KUEUE_GROUP}/queue-name"
+LABEL_KUEUE_GROUP = f"{KUEUE_GROUP}/pod-group-name"
+ANNOTATION_KUEUE_COUNT = f"{KUEUE_GROUP}/pod-group-total-count"
+ANNOTATION_KUEUE_RETRIABLE = f"{KUEUE_GROUP}/retriable-in-group"
+
 CLI_MANAGER = "headrace"  # of what the `headrace` command writes for a user
 
 # Roles.
@@ -103,6 +118,7 @@ REASON_IMAGE_PULL = "ImagePull"
 REASON_CRASH_LOOP = "CrashLoop"
 REASON_RESTARTS_EXHAUSTED = "RestartsExhausted"
 REASON_UNSCHEDULABLE = "Unschedulable"
+REASON_SCHEDULING_GATED = "SchedulingGated"
 REASON_PROBE_FAILING = "ProbeFailing"
 REASON_WAITING_FOR_GROUP = "WaitingForGroup"
 REASON_STARTING = "Starting"
@@ -146,6 +162,11 @@ def revision_name(deployment: str, role: str, revision: str) -> str:
 def group_name(deployment: str, role: str, revision: str, group: int) -> str:
     """The ComputeDomain of a group, and the claim template that is made for it."""
     return f"{revision_name(deployment, role, revision)}-{group}"
+
+
+def gang_name(deployment: str, role: str, group: int, life: str) -> str:
+    """The gang of one life of a group; `life` has eight characters."""
+    return f"{deployment}-{role}-{group}-{life}"
 
 
 def pod_name(deployment: str, role: str, revision: str, group: int, pod: int) -> str:

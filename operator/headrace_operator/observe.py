@@ -70,6 +70,7 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
             children[key] = body
         elif body["kind"] != "Pod" or names.LABEL_GROUP in _labels(body):  # the router's pods are its Deployment's
             strangers.add(key)
+    domains = {name: body for (kind, name), body in children.items() if kind == names.COMPUTE_DOMAIN_KIND}
     groups: dict[GroupKey, list[Pod]] = {}
     misnamed = []
     for (kind, _), body in children.items():
@@ -80,9 +81,10 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
             misnamed.append(pod)
             continue
         group = place[0]
-        own = names.group_name(deployment, group.role, group.revision, group.index)
-        domain = children.get((names.COMPUTE_DOMAIN_KIND, own))
-        groups.setdefault(group, []).append(waiting_for_domain(pod, domain) if domain else pod)
+        if domains:
+            own = names.group_name(deployment, group.role, group.revision, group.index)
+            pod = waiting_for_domain(pod, domains.get(own))
+        groups.setdefault(group, []).append(pod)
     parsed.forget_unseen()
     return Observed(
         children=children,

@@ -133,6 +133,10 @@ def pod_trouble(body: Body) -> Trouble | None:
         return None
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
+        gates = [gate.get("name") for gate in (body.get("spec") or {}).get("schedulingGates") or ()]
+        if gates and scheduled.get("reason") == "SchedulingGated":
+            text = f"pod {name} waits until its scheduling gates are removed by whoever set them: {', '.join(gates)}"
+            return Trouble(names.REASON_SCHEDULING_GATED, text)
         return Trouble(names.REASON_UNSCHEDULABLE, _shortened(f"pod {name}: {scheduled.get('message', 'no node')}"))
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}

@@ -271,8 +271,9 @@ class _RolePass:
     def _lacks_room(self, successor: Group, room: Budget) -> bool:
         """Whether a successor that was begun cannot go on; one that failed is made again here."""
         if successor.pods:
-            troubles = [pod.trouble for pod in successor.pods if pod.trouble]
-            return any(trouble.reason == names.REASON_UNSCHEDULABLE for trouble in troubles)
+            # A gate that stays shut (Kueue's, say, for lack of quota) is as good as no room.
+            placeless = (names.REASON_UNSCHEDULABLE, names.REASON_SCHEDULING_GATED)
+            return any(pod.trouble is not None and pod.trouble.reason in placeless for pod in successor.pods)
         if self._num_groups >= self._max_groups or room.is_owed:
             return False
         outcome = self._upkeep.make(successor.key)

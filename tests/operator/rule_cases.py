@@ -64,6 +64,7 @@ BOTH_OR_NONE = "scaling.auto belongs to scaling.mode Auto"
 LEAST = "a gpuBudget that holds minReplicas of both"
 BOTH_ZERO = "maxSurge and maxUnavailable cannot both be 0"
 COMPUTE_DOMAIN = "computeDomain needs group: SameDomain"
+QUEUE = "queue needs gang: Kueue or Volcano"
 GPUS = {"name": "gpus", "resourceClaimTemplateName": "four-gpus"}
 DECIDED = "podSpec may not set restartPolicy"
 
@@ -191,6 +192,13 @@ CASES = [
     Case("memory shared beyond one rack", {"spec.placement": {"computeDomain": True}}, COMPUTE_DOMAIN),
     Case("memory shared on one node", {"spec.placement": {"group": "SameNode", "computeDomain": True}}, COMPUTE_DOMAIN),
     Case("no shared memory, anywhere", {"spec.placement": {"computeDomain": False}}),
+    Case("the scheduler's own gangs", {"spec.placement": {"gang": "Native"}}),
+    Case("Volcano and its own queue", {"spec.placement": {"gang": "Volcano"}}),
+    Case("Volcano and a queue", {"spec.placement": {"gang": "Volcano", "queue": "team-a"}}),
+    Case("Kueue and a queue", {"spec.placement": {"gang": "Kueue", "queue": "team-a"}}),
+    Case("Kueue without a queue", {"spec.placement": {"gang": "Kueue"}}, "gang: Kueue needs queue"),
+    Case("a queue of nobody", {"spec.placement": {"queue": "team-a"}}, QUEUE),
+    Case("a queue of the scheduler", {"spec.placement": {"gang": "Native", "queue": "team-a"}}, QUEUE),
     Case("GPUs of a driver", {"spec.roles.0.resources": {"claims": [GPUS]}}),
     Case(
         "a claim of the operator's own name",
@@ -207,6 +215,8 @@ CASES = [
 FIELD_CASES = [
     Case("racks by another label", {"spec.placement": {"domainLabel": "ds.example.com/nvlink.domain"}}),
     Case("a label that no node can have", {"spec.placement": {"domainLabel": "no such label"}}, "domainLabel"),
+    Case("no such gang", {"spec.placement": {"gang": "Coscheduling"}}, "gang"),
+    Case("a queue that nobody can name", {"spec.placement": {"gang": "Kueue", "queue": "Team A"}}, "queue"),
     Case("no such scope", {"spec.placement": {"group": "SameRack"}}, "group"),
     Case("a negative number of groups", {"spec.roles.0.replicas": -1}, "replicas"),
     Case("fewer than no restarts", {"spec.restartPolicy": {"maxRestarts": -1}}, "maxRestarts"),

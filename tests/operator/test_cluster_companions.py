@@ -1,7 +1,8 @@
-"""ComputeDomains and device claims on a real API server and scheduler, with pretended nodes.
+"""ComputeDomains, device claims and gangs on a real API server and scheduler, with pretended nodes.
 
-NVIDIA's driver is not there: the test installs a definition of ComputeDomain with the fields of the published one, and
-does by hand what the driver would do, which is to make the claim template that a domain names.
+NVIDIA's driver, Volcano and Kueue are not there: the tests install definitions with the fields of the published ones.
+What the driver would do, which is to make the claim template that a domain names, is done by hand. The scheduler's own
+gangs are the real thing.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from e2e.support.cluster import Cluster
 from tests.operator import kube
 from tests.operator.kube import eventually
 from tests.operator.rule_cases import resource
-from tests.operator.test_cluster_capacity import ON_RACKS, all_groups_ready, run_kwok
+from tests.operator.test_cluster_capacity import ON_RACKS, PORT, all_groups_ready, occupier, run_kwok
 
 from headrace_operator import names
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+# Other modules make and remove pretended nodes too.
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(300)]
 
 NUM_NODES = 3
 DRIVER = "devices.headrace.example"
 PLURAL = "computedomains"
-DEFINITION = f"{PLURAL}.resource.nvidia.com"
+DEFINITIONS = ["computedomains.resource.nvidia.com", "podgroups.scheduling.volcano.sh", "localqueues.kueue.x-k8s.io"]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +42,13 @@ def nodes(cluster: Cluster) -> Iterator[None]:
     run_kwok("down")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namespace(cluster: Cluster, nodes: None) -> Iterator[kube.Namespace]:
     name = f"companions-{os.getpid()}"
     cluster.kubectl("create", "namespace", name)
     yield kube.Namespace(cluster, name)
     cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=80s")
-    cluster.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--wait=true")
+    cluster.kubectl("delete", "crd", *DEFINITIONS, "--ignore-not-found", "--wait=true")
 
 
 def device_class() -> dict[str, Any]:
@@ -80,8 +82,27 @@ def claim_template(name: str) -> dict[str, Any]:
     }
 
 
-def definition() -> dict[str, Any]:
-    """ComputeDomain as published, without its texts: the spec may not change, and its channel is required."""
+def definition(group: str, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A CustomResourceDefinition."""
+    status = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": spec, "status": status}}
+    served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}}}
+    plural = f"{kind.lower()}s"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [{**served, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+def compute_domains() -> dict[str, Any]:
+    """ComputeDomain: the spec may not change, and its channel is required."""
     template = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
     channel = {
         "type": "object",
@@ -97,26 +118,46 @@ def definition() -> dict[str, Any]:
         "properties": {"numNodes": {"type": "integer", "minimum": 0, "default": 0}, "channel": channel},
         "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}],
     }
-    status = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"type": "object", "properties": {"spec": spec, "status": status}}
-    version = {
-        "name": "v1beta1",
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "schema": {"openAPIV3Schema": schema},
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": DEFINITION},
-        "spec": {
-            "group": "resource.nvidia.com",
-            "scope": "Namespaced",
-            "names": {"kind": names.COMPUTE_DOMAIN_KIND, "plural": PLURAL, "singular": "computedomain"},
-            "versions": [version],
-        },
-    }
+    return definition("resource.nvidia.com", "v1beta1", names.COMPUTE_DOMAIN_KIND, spec)
+
+
+def pod_groups() -> dict[str, Any]:
+    """Volcano's PodGroup."""
+    fields = {"minMember": {"type": "integer", "format": "int32"}, "queue": {"type": "string"}}
+    return definition("scheduling.volcano.sh", "v1beta1", names.VOLCANO_KIND, {"type": "object", "properties": fields})
+
+
+def local_queues() -> dict[str, Any]:
+    """Kueue's LocalQueue, which stands for all of Kueue."""
+    fields = {"clusterQueue": {"type": "string"}}
+    return definition("kueue.x-k8s.io", "v1beta1", "LocalQueue", {"type": "object", "properties": fields})
+
+
+def ganged(gang: str, **changes: Any) -> dict[str, Any]:
+    """One group of two pods, as a gang."""
+    queue = {"queue": "team-a"} if gang == names.GANG_KUEUE else {}
+    return resource(
+        {
+            "metadata.name": gang.lower(),
+            "spec.placement": {"gang": gang, **queue},
+            "spec.drainTimeoutSeconds": 0,
+            "spec.router": {"replicas": 0},
+            "spec.roles": [
+                {
+                    "name": "unified",
+                    "parallelism": {"data": 2, "dataLocal": 1, "expert": True},
+                    "template": {**ON_RACKS, **changes},
+                }
+            ],
+        }
+    )
+
+
+def missing(namespace: kube.Namespace, name: str) -> str:
+    """What a deployment says that it waits for; empty if it does not."""
+    condition = namespace.condition(name, names.PROGRESSING)
+    is_missing = (condition.get("status"), condition.get("reason")) == ("False", names.REASON_API_MISSING)
+    return str(condition["message"]) if is_missing else ""
 
 
 def deployment(decode_groups: int) -> dict[str, Any]:
@@ -141,14 +182,11 @@ def test_a_group_waits_for_the_api_then_gets_a_domain_and_loses_it_with_its_last
 ) -> None:
     namespace.apply(claim_template("gpu"))
     namespace.apply(deployment(decode_groups=2))
-    waiting = eventually(
-        lambda: (c := namespace.condition("flash", names.PROGRESSING)).get("reason") == names.REASON_API_MISSING and c
-    )
-    assert (waiting["status"], "install NVIDIA's DRA driver" in waiting["message"]) == ("False", True)
+    assert "install NVIDIA's DRA driver" in eventually(lambda: missing(namespace, "flash"))
     assert len(namespace.pod_uids("flash", "prefill")) == 1, "what needs no domain is made"
     assert not namespace.pod_uids("flash", "decode")
 
-    namespace.apply(definition())
+    namespace.apply(compute_domains())
     eventually(lambda: len(namespace.pod_uids("flash", "decode")) == 4)
     domains = [domain["metadata"]["name"] for domain in namespace.list(PLURAL, "flash")]
     assert len(domains) == 2
@@ -160,3 +198,50 @@ def test_a_group_waits_for_the_api_then_gets_a_domain_and_loses_it_with_its_last
     namespace.apply(deployment(decode_groups=1))
     eventually(lambda: len(namespace.list(PLURAL, "flash")) == 1)
     assert len(namespace.pod_uids("flash", "decode")) == 2
+
+
+def test_the_scheduler_binds_all_pods_of_a_group_or_none(namespace: kube.Namespace) -> None:
+    taken = [occupier(index) for index in range(NUM_NODES - 1)]
+    namespace.apply({"apiVersion": "v1", "kind": "List", "items": taken})
+    eventually(lambda: all(node_of(namespace, pod["metadata"]["name"]) for pod in taken))
+    port = {"name": "engine", "ports": [{"name": "taken", "containerPort": PORT, "hostPort": PORT}]}
+    namespace.apply(ganged(names.GANG_NATIVE, podSpec={"containers": [port]}))
+    pods = eventually(lambda: len(uids := namespace.pod_uids("native")) == 2 and list(uids))
+    # One of them finds no node, which the scheduler says; the other would have one to itself.
+    eventually(lambda: any(is_unschedulable(namespace, pod) for pod in pods))
+    assert not any(node_of(namespace, pod) for pod in pods)
+    namespace.run("delete", "pod", taken[0]["metadata"]["name"], "--wait=false")
+    eventually(lambda: all_groups_ready(namespace, "native"))
+    assert len({node_of(namespace, pod) for pod in pods}) == 2
+    (workload,) = namespace.list("workloads.scheduling.k8s.io", "native")
+    assert workload["spec"]["podGroups"][0]["policy"] == {"gang": {"minCount": 2}}
+    namespace.run("delete", "dd", "native")
+    eventually(lambda: not namespace.list("workloads.scheduling.k8s.io", "native"))
+
+
+def node_of(namespace: kube.Namespace, pod: str) -> str:
+    return str(((namespace.get("pod", pod) or {}).get("spec") or {}).get("nodeName") or "")
+
+
+def is_unschedulable(namespace: kube.Namespace, pod: str) -> bool:
+    conditions = ((namespace.get("pod", pod) or {}).get("status") or {}).get("conditions") or []
+    return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+def test_groups_wait_for_volcano_and_kueue_and_are_left_to_them(namespace: kube.Namespace) -> None:
+    for gang in (names.GANG_VOLCANO, names.GANG_KUEUE):
+        namespace.apply(ganged(gang))
+    assert "install Volcano" in eventually(lambda: missing(namespace, "volcano"))
+    assert "install Kueue" in eventually(lambda: missing(namespace, "kueue"))
+    assert not namespace.pod_uids("volcano")
+    namespace.apply({"apiVersion": "v1", "kind": "List", "items": [pod_groups(), local_queues()]})
+    eventually(lambda: len(namespace.pod_uids("volcano")) == len(namespace.pod_uids("kueue")) == 2)
+    (group,) = namespace.list("podgroups.scheduling.volcano.sh", "volcano")
+    assert group["spec"] == {"minMember": 2}
+    for pod in namespace.list("pods", "volcano"):
+        assert pod["spec"]["schedulerName"] == "volcano"
+        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        assert "nodeName" not in pod["spec"], "no other scheduler takes them"
+    kueue = namespace.list("pods", "kueue")
+    assert {pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] for pod in kueue} == {"team-a"}
+    assert len({pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in kueue}) == 1

@@ -133,6 +133,15 @@ def test_without_the_api_no_old_group_makes_way() -> None:
     assert len(domains(world)) == 2
 
 
+def test_a_kind_that_cannot_be_used_for_now_is_not_taken_from_groups_that_have_it() -> None:
+    world = FakeCluster()
+    world.settle(stored(RACK))
+    decision = world.decide(stored(RACK), now=1000.0, problems={KIND: "computedomains is forbidden"})
+    assert not decision.delete_children
+    assert not decision.delete_pods
+    assert not decision.apply
+
+
 def test_a_group_waits_until_the_domain_of_the_one_before_it_is_gone() -> None:
     world = FakeCluster()
     deployment = stored(RACK)

@@ -13,6 +13,7 @@ import pytest
 from headrace_operator import following, names
 from headrace_operator.cluster import ClusterError, Gone, Refused
 from headrace_operator.following import Following
+from headrace_operator.optional import KUEUE
 from headrace_operator.workqueue import Key
 
 KIND = names.COMPUTE_DOMAIN_KIND
@@ -33,12 +34,19 @@ class FakeServer:
         self.items: list[dict[str, Any]] = []
         self.news: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()
         self.spaces: set[str | None] = set()
+        self.groups: set[str] = set()
 
     async def list_page(self, kind: str, token: str | None, namespace: str | None, selector: str) -> dict[str, Any]:
+        if kind != KIND:
+            await asyncio.sleep(3600)
         self.spaces.add(namespace)
         if self.failure:
             raise self.failure
         return {"metadata": {"resourceVersion": "5"}, "items": self.items}
+
+    async def find_group(self, group: str) -> None:
+        if group not in self.groups:
+            raise Gone(f"get APIGroup {group}: 404")
 
     async def open_watch(self, kind: str, version: str, namespace: str | None, selector: str) -> AsyncIterator[bytes]:
         while (said := await self.news.get()) is not None:
@@ -97,6 +105,17 @@ async def test_a_missing_kind_is_named_and_used_once_it_is_there() -> None:
         assert world.subject.problems(KEY, {KIND}) == {}
 
 
+async def test_kueue_is_looked_for_as_a_group_of_apis_since_nothing_of_it_is_written() -> None:
+    world = World()
+    world.subject.problems(KEY, {KUEUE})
+    async with at_work(world):
+        await world.next_wake()
+        assert "install Kueue" in (world.subject.problems(KEY, {KUEUE}) or {})[KUEUE]
+        world.server.groups.add("kueue.x-k8s.io")
+        await world.next_wake()
+        assert world.subject.problems(KEY, {KUEUE}) == {}
+
+
 async def test_a_right_that_is_missing_is_named() -> None:
     world = World()
     world.server.failure = Refused("list ComputeDomain: computedomains is forbidden")
@@ -135,6 +154,18 @@ async def test_an_api_server_that_is_away_takes_nothing_away() -> None:
         world.server.news.put_nowait(None)
         await asyncio.sleep(0.01)
         assert world.seen() == {"a"}
+        assert world.subject.problems(KEY, {KIND}) == {}
+
+
+async def test_an_api_server_that_cannot_say_is_no_reason_to_wait_without_a_word() -> None:
+    world = World()
+    world.server.failure = ClusterError("list ComputeDomain: conversion webhook failed")
+    world.subject.problems(KEY, {KIND})
+    async with at_work(world):
+        await world.next_wake()
+        assert "conversion webhook failed" in (world.subject.problems(KEY, {KIND}) or {})[KIND]
+        world.server.failure = None
+        await world.next_wake()
         assert world.subject.problems(KEY, {KIND}) == {}
 
 

@@ -71,6 +71,13 @@ What the operator may do: exactly what it calls. It must itself hold what it gra
 - apiGroups: [resource.nvidia.com]
   resources: [computedomains]
   verbs: [get, list, watch, create, patch, delete]
+# For spec.placement.gang Native and Volcano. Kueue reads labels of pods.
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end -}}
 
 {{/*

@@ -32,6 +32,8 @@ from .layout import Layout
 NODE_MONITOR_GRACE_SECONDS = 20
 NOT_READY_TOLERATION_SECONDS = 30
 
+_GANG_GATES = "GenericWorkload=true,GangScheduling=true"
+
 
 def etcd(binaries: Path, layout: Layout) -> Daemon:
     """Without fsync: the state is worth no more than the machine's uptime, and every write would wait for the disk."""
@@ -65,6 +67,9 @@ def apiserver(binaries: Path, layout: Layout) -> Daemon:
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": "NodeRestriction",
         "allow-privileged": "true",
+        # Gangs of the scheduler itself (Workload), which are alpha in this version.
+        "feature-gates": _GANG_GATES,
+        "runtime-config": "scheduling.k8s.io/v1alpha1=true",
         # Logs, exec and port-forward reach a kubelet by its address: node names are in no DNS.
         "kubelet-preferred-address-types": "InternalIP",
         "kubelet-certificate-authority": pki / "ca.crt",
@@ -110,7 +115,12 @@ def scheduler(binaries: Path, layout: Layout) -> Daemon:
         "clientConnection": {"kubeconfig": str(layout.pki / "scheduler.kubeconfig"), "qps": 1000, "burst": 2000},
     }
     write_if_changed(config, json.dumps(content, indent=1))
-    flags = {"config": config, "bind-address": SCHEDULER.ip, "secure-port": SCHEDULER.port}
+    flags = {
+        "config": config,
+        "bind-address": SCHEDULER.ip,
+        "secure-port": SCHEDULER.port,
+        "feature-gates": _GANG_GATES,
+    }
     argv = [binaries / "kube-scheduler", *_flags(flags)]
     return Daemon("kube-scheduler", argv, [config, layout.pki / "scheduler.crt"])
 
