@@ -12,11 +12,11 @@ from typing import Any
 
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
-from headrace_operator.gangs import Gang, gang_of, joins, new_gang
+from headrace_operator.gangs import Gang, gang_of, is_ignored, joins, new_gang
 from headrace_operator.groups import GroupKey, RoleState, Trouble
 from headrace_operator.observe import Observed
 from headrace_operator.optional import GANG_KINDS
-from headrace_operator.plans import RolePlan
+from headrace_operator.plans import Note, RolePlan
 from headrace_operator.render.companions import compute_domain
 from headrace_operator.render.gangs import gang_object
 from headrace_operator.render.objects import Owner
@@ -75,6 +75,20 @@ class Companions:
         bodies = [self._domain(key) for key in sorted(alive | {key for key, _ in plan.rebuilds})]
         bodies += [self._gang_object(key) for key in sorted(alive)]
         return [body for body in bodies if body is not None]
+
+    def warnings(self) -> list[Note]:
+        """That a gang is none, where that shows: nothing would fail, and no one would know."""
+        placement = self.deployment.spec.placement
+        if placement is None or placement.gang != names.GANG_KUEUE:
+            return []
+        for key in sorted(self.observed.groups):
+            if any(map(is_ignored, self._pods(key))):
+                text = (
+                    f"{key.role} group {key.index} is no gang: Kueue does not look at its pods; switch on its "
+                    f"integration of plain pods for the namespace {self.owner.namespace}"
+                )
+                return [Note("GangIgnored", text, is_warning=True)]
+        return []
 
     def trouble(self, key: GroupKey) -> Trouble | None:
         """What keeps a group that is to be made from getting its companions, if anything does."""

@@ -148,6 +148,7 @@ def decide(
             *scaling.notes,
             *(note for plan in plans.values() for note in plan.notes),
             *step.news(status),
+            *companions.warnings(),
         ),
         repairs=tuple(repairs),
         drains=drains,

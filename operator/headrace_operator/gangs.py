@@ -41,6 +41,12 @@ def joins(placement: Placement, num_pods: int) -> bool:
     return placement.gang != "None" and (num_pods > 1 or placement.gang != names.GANG_NATIVE)
 
 
+def is_ignored(pod: Body) -> bool:
+    """Whether a pod that is in a gang of Kueue's was made without Kueue taking it."""
+    labels = pod["metadata"].get("labels") or {}
+    return names.LABEL_KUEUE_GROUP in labels and names.LABEL_KUEUE_MANAGED not in labels
+
+
 def gang_of(pods: Iterable[Body]) -> Gang | None:
     """The gang that these pods, all of one group, are in."""
     for pod in pods:

@@ -242,6 +242,8 @@ def test_groups_wait_for_volcano_and_kueue_and_are_left_to_them(namespace: kube.
         assert pod["spec"]["schedulerName"] == "volcano"
         assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
         assert "nodeName" not in pod["spec"], "no other scheduler takes them"
+    events = ["get", "events", "--field-selector=reason=GangIgnored", "-o", "jsonpath={.items[*].message}"]
+    assert "switch on its integration" in eventually(lambda: namespace.run(*events)), "there is no Kueue at work"
     kueue = namespace.list("pods", "kueue")
     assert {pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] for pod in kueue} == {"team-a"}
     assert len({pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in kueue}) == 1

@@ -209,6 +209,18 @@ def test_what_a_queue_adds_to_pods_later_is_not_taken_back(gang: str) -> None:
     assert not decision.delete_pods
 
 
+def test_pods_that_kueue_does_not_look_at_are_told_of() -> None:
+    world = FakeCluster()
+    deployment = stored(ganged("Kueue"))
+    world.settle(deployment)
+    warnings = [note for note in world.decide(deployment).notes if note.is_warning]
+    assert [note.reason for note in warnings] == ["GangIgnored"]
+    assert "switch on its integration of plain pods for the namespace default" in warnings[0].message
+    for pod in world.pods().values():
+        pod["metadata"]["labels"]["kueue.x-k8s.io/managed"] = "true"
+    assert not world.decide(deployment).notes
+
+
 def test_a_gated_pod_says_which_gates_hold_it() -> None:
     pod = {
         "metadata": {"name": "demo-decode-0"},
