@@ -182,6 +182,8 @@ class RankLoop:
             if error is not None:
                 self._items.append(Failed(request.request_id, error))
                 return
+        if request.leg is not Leg.DECODE:  # which computes a prompt's last token only
+            self._runner.expect(request.prompt_token_ids)
         if request.sampling.grammar is not None:
             self._grammars.add(request, time.monotonic())
         else:

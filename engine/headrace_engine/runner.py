@@ -14,7 +14,7 @@ import torch
 
 from headrace_engine.core import TokenScore
 from headrace_engine.ep.exchange import Exchange
-from headrace_engine.models.protocol import ForwardBatch, GroupKind, Model
+from headrace_engine.models.protocol import ForwardBatch, GroupKind, Model, ReadsAhead
 from headrace_engine.sampling.sampler import Sampler
 from headrace_engine.sampling.scores import score
 from headrace_engine.sequence import MAX_SCORED_PER_STEP, Row, StepOutput
@@ -51,6 +51,11 @@ class Runner:
         self._tables = np.zeros((num_slots, max_blocks), dtype=np.int32)  # by state slot
         self._table_sources: list[list[int] | None] = [None] * num_slots  # whose block ids a table row has
         self._table_lens = [0] * num_slots
+
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """A prompt that will be computed sooner or later. Returns at once."""
+        if isinstance(self._model, ReadsAhead):
+            self._model.read_ahead(token_ids)
 
     def copy_slots(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy per-sequence state between slots, in order."""

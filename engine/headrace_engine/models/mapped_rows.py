@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace_engine.models import page_advice
 from headrace_engine.models.dequantize import dequantize_into
 
 
@@ -16,9 +17,22 @@ class MappedRows:
     weight: torch.Tensor
     scale: torch.Tensor | None
 
+    def __post_init__(self) -> None:
+        for stored in self._stored:
+            page_advice.expect_random_reads(stored)
+
     @property
     def row_dim(self) -> int:
         return self.weight.shape[1]
+
+    @property
+    def _stored(self) -> list[torch.Tensor]:
+        return [self.weight] if self.scale is None else [self.weight, self.scale]
+
+    def read_ahead(self, rows: torch.Tensor) -> None:
+        """Has the system begin to read rows [N] int64 from the file. Any thread."""
+        for stored in self._stored:
+            page_advice.read_ahead(stored, rows)
 
     def gather(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows [N] int64 of the table: [N, n] dtype."""

@@ -6,9 +6,9 @@ Shapes: T tokens of S sequences in this step; token rows of one sequence are con
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -115,4 +115,13 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch, cache: Mapping[str, torch.Tensor], exchange: Exchange) -> torch.Tensor:
         """Logits [R, vocab] in fp32. Reads and writes `cache` (one tensor per cache group, by name)."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A model that can prepare for tokens as soon as it knows their ids."""
+
+    def read_ahead(self, token_ids: Sequence[int]) -> None:
+        """A prompt that will be computed sooner or later. Returns at once; what it does changes no result."""
         ...

@@ -231,3 +231,16 @@ def test_a_grammar_that_cannot_be_ends_its_request_alone(rank: Rank) -> None:
     items = [item for message in rank.control.sent if isinstance(message, Batch) for item in message.items]
     assert [item.request_id for item in items if isinstance(item, Failed)] == ["r"]
     assert rank.control.tokens() == expected([40, 41], 2)
+
+
+def test_a_model_that_reads_ahead_hears_of_a_prompt_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[tuple[int, list[int]]] = []  # steps before it, prompt
+    rank = Rank()
+
+    def read_ahead(_: ToyModel, token_ids: list[int]) -> None:
+        announced.append((len(rank.steps), token_ids))
+
+    monkeypatch.setattr(ToyModel, "read_ahead", read_ahead, raising=False)
+    rank.turn(add([20, 21, 22]))
+    assert announced == [(0, [20, 21, 22])]
+    assert len(rank.steps) == 1

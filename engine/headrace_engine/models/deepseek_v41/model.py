@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,11 @@ class DeepseekV41:
         }
         self._ratios = sorted({config.ratios[source] for source in config.kv_sources})
 
+    def read_ahead(self, token_ids: Sequence[int]) -> None:
+        """See models.protocol.ReadsAhead."""
+        if self.engrams is not None:
+            self.engrams.read_ahead(token_ids)
+
     @torch.inference_mode()
     def forward(
         self,
@@ -78,7 +83,7 @@ class DeepseekV41:
         tap: Tap | None = None,
     ) -> torch.Tensor:
         """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
-        found = iter(() if self.engrams is None else self.engrams.gather(batch, self.embedding.dtype))
+        found = iter(() if self.engrams is None else self.engrams.begin(batch, self.embedding.dtype))
         step = begin_step(batch, self._frequencies, self._ratios)
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
