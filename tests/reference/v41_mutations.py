@@ -165,8 +165,8 @@ MUTATIONS = [
     Mutation(
         "a block's score is its first entry's",
         "kernels/indexer.py",
-        ".view(len(padded), -1, block_size).amax(dim=2)",
-        ".view(len(padded), -1, block_size)[:, :, 0]",
+        ".view(len(padded), -1, run_size).amax(dim=2)",
+        ".view(len(padded), -1, run_size)[:, :, 0]",
     ),
     Mutation(
         "index scores without relu",
