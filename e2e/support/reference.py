@@ -41,3 +41,20 @@ def greedy_tokens(prompt_token_ids: Sequence[int], num_tokens: int, seed: int = 
                 break
             ids = torch.tensor([made[-1:]])
     return made
+
+
+def greedy_batch(prompts: Sequence[Sequence[int]], num_tokens: int, seed: int = 0) -> list[list[int]]:
+    """The next `num_tokens` greedy tokens of prompts of one length, end-of-sequence ignored: one pass for all."""
+    import torch
+    from transformers import DynamicCache
+
+    model = _model(seed)
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([list(prompt) for prompt in prompts])
+    steps = []
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            logits = model(ids, past_key_values=cache, use_cache=True).logits
+            ids = logits[:, -1].argmax(dim=-1, keepdim=True)
+            steps.append(ids)
+    return torch.cat(steps, dim=1).tolist()

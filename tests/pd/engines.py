@@ -216,3 +216,51 @@ def prompts_of(lengths: Sequence[int], first: int = 0) -> list[list[int]]:
     return [
         [(37 * (first + index) + 11 * i + i * i % 7) % 250 + 16 for i in range(n)] for index, n in enumerate(lengths)
     ]
+
+
+class Routed:
+    """A router's process in front of engines that are ready. `engines`: by role."""
+
+    def __init__(self, engines: dict[str, list[Engine]], *flags: str):
+        self.engines = engines
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
+        command = [
+            sys.executable,
+            "-m",
+            "headrace_engine.router.cli",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            *flags,
+        ]
+        for role, several in engines.items():
+            for engine in several:
+                command += ["--static", f"{role}={engine.url}"]
+        self.process = subprocess.Popen(command, stdout=self._log_file, stderr=subprocess.STDOUT)
+
+    def wait_ready(self) -> None:
+        """Until the router knows that every engine of `engines` is ready."""
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                roles = httpx.get(f"{self.url}/state", timeout=5).json()["roles"]
+                ready = {group["url"] for groups in roles.values() for group in groups if group["ready"]}
+                if ready >= {engine.url for several in self.engines.values() for engine in several}:
+                    return
+            assert time.monotonic() < deadline, f"the router does not see every engine:\n{self.log()}"
+            time.sleep(0.1)
+
+    def log(self) -> str:
+        return Path(self._log_file.name).read_text()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log_file.close()
