@@ -168,7 +168,8 @@ async def test_a_router_that_leaves_goes_on_serving_and_asks_clients_to_connect_
             async with request as response:
                 assert response.status == 200
                 assert response.headers["Connection"] == "close"
-        assert (await get(r, "/synced"))[0] == 503
+        assert (await get(r, "/ready"))[0] == 503
+        assert (await get(r, "/synced"))[0] == 200, "where there is no other router, this one is still the Service's"
         await drain
         with pytest.raises(aiohttp.ClientConnectionError):
             await r.ask()

@@ -128,9 +128,8 @@ class Router:
 
     async def _synced(self, _: web.Request) -> web.Response:
         """Whether to send requests here. While a role has no group a router still must be reached: only it can say so,
-        where a Service without endpoints refuses connections."""
-        if self.relay.draining:
-            return _json({"status": "draining"}, status=503)
+        where a Service without endpoints refuses connections. A router that leaves is still to be reached, too: it is
+        out of the Service already, unless there is no other."""
         if not self.fleet.synced:
             return _json({"status": "learning the fleet"}, status=503)
         return _json({"status": "synced"})
