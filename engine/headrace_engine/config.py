@@ -17,6 +17,7 @@ from headrace_engine.core import Role
 TINY_FAMILIES = ("v4", "v41")  # that an engine can be asked to write for itself
 TINY_FOLDER_FAMILIES = ("v4", "v4-0731", "v41")  # of the `tiny` command
 DTYPES = ("auto", "float32", "bfloat16")
+FAKE_QUANTIZATIONS = ("none", "cache", "all")
 PREFERRED_BLOCK_SIZE = 256  # tokens
 
 
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     dtype: str = "auto"
     cache_dtype: str = "auto"
+    fake_quantization: str = "none"
     max_batch_tokens: int = 2048
     max_mixed_tokens: int = 256
     max_sequences: int = 64
@@ -114,10 +116,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if not minimum <= value <= maximum:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} {value:g}: must be between {minimum:g} and {maximum:g}")
-        for name in ("dtype", "cache_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ConfigError(f"--{name.replace('_', '-')} must be one of {', '.join(DTYPES)}")
+        for name, choices in _CHOICES:
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"--{name.replace('_', '-')} must be one of {', '.join(choices)}")
 
+
+_CHOICES = (("dtype", DTYPES), ("cache_dtype", DTYPES), ("fake_quantization", FAKE_QUANTIZATIONS))
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("data", 1, 4096),
@@ -156,6 +160,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add(model, "served_model_name", "default: the folder's name", metavar="NAME")
     _add(model, "dtype", "auto keeps the checkpoint's", choices=DTYPES)
     _add(model, "cache_dtype", "auto keeps the checkpoint's", choices=DTYPES)
+    _add(
+        model,
+        "fake_quantization",
+        "roundings of the model's training: of the cache, or also of what quantized weights are multiplied with",
+        choices=FAKE_QUANTIZATIONS,
+    )
     group = parser.add_argument_group("group", "one engine of several ranks on several pods")
     _add(group, "role", "unified does both phases", choices=[role.value for role in Role])
     _add(group, "data", "data-parallel ranks of the group", type=int, metavar="N")

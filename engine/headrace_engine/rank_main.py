@@ -88,6 +88,7 @@ def _run(config: EngineConfig, rank: int, status_fd: int) -> None:
         expert_parallel=config.has_collectives,
         dtype=config.dtype,
         cache_dtype=config.cache_dtype,
+        fake_quantization=config.fake_quantization,
         progress=LoadProgress(_progress_report(status_fd)),
     )
     plan = _plan(config, model)

@@ -33,6 +33,7 @@ _OWN_FLAGS = (
     "block-size",
     "dtype",
     "cache-dtype",
+    "fake-quantization",
     "max-batch-tokens",
     "max-sequences",
     "num-blocks",
@@ -135,6 +136,12 @@ class Engine(RuledModel):
     dtype: DType = Field(default="auto", description="Compute type. Default: auto (the checkpoint's own).")
     cache_dtype: DType = Field(
         default="auto", description="Type of KV cache entries. Default: auto (the checkpoint's own)."
+    )
+    fake_quantization: Literal["none", "cache", "all"] = Field(
+        default="none",
+        description="Roundings of the model's training that the engine does, to come nearer to what the model was "
+        "trained to be: cache (key/values, index keys and queries), all (also what is multiplied with quantized "
+        "weights; slower). Default: none.",
     )
     max_batch_tokens: int = Field(
         default=2048,

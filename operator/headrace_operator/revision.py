@@ -83,6 +83,8 @@ class RoleTemplate(RuledModel):
             "cacheDtype": engine.cache_dtype,
             "blockSize": engine.block_size,
         }
+        if engine.fake_quantization != "none":  # left out otherwise, as fingerprints were before there was this field
+            record["fakeQuantization"] = engine.fake_quantization
         return content_hash(record)[:REVISION_LENGTH]
 
 

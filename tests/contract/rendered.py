@@ -28,6 +28,7 @@ FULL: dict[str, Any] = {
             "blockSize": 384,
             "dtype": "bfloat16",
             "cacheDtype": "float32",
+            "fakeQuantization": "cache",
             "maxBatchTokens": 777,
             "maxSequences": 9,
             "numBlocks": 55,

@@ -11,6 +11,7 @@ from tests.contract.rendered import FULL, EnginePod, deployments, engine_pods
 
 from headrace_engine import cli, config
 from headrace_engine.config import ConfigError, EngineConfig
+from headrace_engine.models.rounding import FakeQuantization
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_engine import _OWN_FLAGS, Engine, Transfer
@@ -71,6 +72,7 @@ def expected(pod: EnginePod) -> dict[str, Any]:
         "block_size": engine.block_size,
         "dtype": engine.dtype,
         "cache_dtype": engine.cache_dtype,
+        "fake_quantization": engine.fake_quantization,
         "max_batch_tokens": engine.max_batch_tokens,
         "max_sequences": engine.max_sequences,
         "num_blocks": engine.num_blocks,
@@ -183,6 +185,8 @@ def test_the_engine_takes_every_number_that_the_resource_may_have(model: type, f
 def test_both_sides_know_the_same_types() -> None:
     for field in ("dtype", "cache_dtype"):
         assert set(Engine.model_fields[field].annotation.__args__) == set(config.DTYPES)  # type: ignore[union-attr]
+    roundings = Engine.model_fields["fake_quantization"].annotation.__args__  # type: ignore[union-attr]
+    assert roundings == config.FAKE_QUANTIZATIONS == tuple(FakeQuantization)
 
 
 def test_both_sides_know_the_same_tiny_families() -> None:

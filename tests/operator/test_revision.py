@@ -93,6 +93,8 @@ def test_the_stored_template_keeps_the_image_and_reads_back_the_same() -> None:
         ({"spec.roles.0.replicas": 3}, True),
         ({"spec.engine": {"cacheDtype": "bfloat16"}}, False),
         ({"spec.engine": {"dtype": "bfloat16"}}, False),
+        ({"spec.engine": {"fakeQuantization": "none"}}, True),
+        ({"spec.engine": {"fakeQuantization": "cache"}}, False),
         ({"spec.engine": {"blockSize": 256}}, False),
         ({"spec.engine": {"image": "engine:2"}}, False),  # it may lay out its cache in another way
         ({"spec.model.source": {"tiny": {"family": "v4", "seed": 7}}}, False),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tests.reference.rounding import EXACT, V41Rounding
 from tokenizers import Tokenizer
 
 Weights = Mapping[str, torch.Tensor]
@@ -30,8 +31,9 @@ class Reference:
         weights: Weights,
         token_map: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
+        rounding: V41Rounding | None = None,
     ) -> None:
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.rounding = config, dtype, rounding or EXACT
         self.weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
         self.token_map = token_map
 
@@ -42,7 +44,7 @@ class Reference:
     @torch.inference_mode()
     def run(self, ids: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """(logits [tokens, vocab], the streams [tokens, n, d] that each layer's first site is given)."""
-        c, w = self.config, self.weights
+        c, w, r = self.config, self.weights, self.rounding
         streams = w["embed.weight"][list(ids)].unsqueeze(1).repeat(1, c["hc_mult"], 1)  # [t, streams, d]
         pre = torch.zeros(len(ids), c["hc_mult"], dtype=self.dtype)
         pre[:, 0] = 1  # the first site reads the first stream
@@ -51,7 +53,7 @@ class Reference:
             if layer in (c.get("engram_layer_ids") or []):
                 assert self.token_map is not None
                 rows = engram_rows(c, self.token_map, ids, layer)
-                streams = engram(c, _part(w, f"layers.{layer}.engram."), streams, rows)
+                streams = engram(c, _part(w, f"layers.{layer}.engram."), streams, rows, r)
             entered.append(streams)
             own = _part(w, f"layers.{layer}.")
             for site in ("attn", "ffn"):
@@ -59,7 +61,7 @@ class Reference:
                 x = torch.einsum("ti,tid->td", pre, streams)  # the pre of the site before
                 x = rms_norm(x, own[f"{site}_norm.weight"], c["rms_norm_eps"])
                 part = _part(own, f"{site}.")
-                y = attention(c, part, layer, x, shared) if site == "attn" else moe(c, part, x)
+                y = attention(c, part, layer, x, shared, r) if site == "attn" else moe(c, part, x, r)
                 streams = post.unsqueeze(-1) * y.unsqueeze(1) + torch.einsum("tij,tid->tjd", mixing, streams)
                 pre = next_pre
         x = rms_norm(torch.einsum("ti,tid->td", pre, streams), w["norm.weight"], c["rms_norm_eps"])
@@ -137,17 +139,18 @@ def rope(c: Config, x: torch.Tensor, positions: torch.Tensor, is_compressed: boo
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def attention(c: Config, w: Weights, layer: int, x: torch.Tensor, shared: Shared) -> torch.Tensor:
+def attention(c: Config, w: Weights, layer: int, x: torch.Tensor, shared: Shared, r: V41Rounding) -> torch.Tensor:
     """x [t, d] normed -> [t, d]. One head of keys that are values too, over a window and the chosen entries."""
     ratio, eps, heads = c["compress_ratios"][layer], c["rms_norm_eps"], c["num_attention_heads"]
     positions = torch.arange(len(x))
-    latent = rms_norm(x @ w["wq_a.weight"].T, w["q_norm.weight"], eps)
+    latent = r.input(rms_norm(r.input(x) @ w["wq_a.weight"].T, w["q_norm.weight"], eps))
     q = rope(c, (latent @ w["wq_b.weight"].T).unflatten(1, (heads, -1)), positions, ratio > 0)
-    kv = rope(c, rms_norm(x @ w["wkv.weight"].T, w["kv_norm.weight"], eps), positions, ratio > 0)
+    kv = rope(c, rms_norm(r.input(x) @ w["wkv.weight"].T, w["kv_norm.weight"], eps), positions, ratio > 0)
+    kv = r.window(kv)
     if layer in c["kv_source_layer_ids"]:
-        compress(c, w, ratio, x, shared)
+        compress(c, w, ratio, x, shared, r)
     if layer in c["index_source_layer_ids"]:
-        choose(c, w, layer, ratio, x, latent, shared)
+        choose(c, w, layer, ratio, x, latent, shared, r)
     outputs = []
     for t in range(len(x)):
         keys = kv[max(0, t - c["sliding_window"] + 1) : t + 1]
@@ -160,10 +163,10 @@ def attention(c: Config, w: Weights, layer: int, x: torch.Tensor, shared: Shared
     groups = c["o_groups"]
     o = o.reshape(len(x), groups, -1)
     wo_a = w["wo_a.weight"].view(groups, c["o_lora_rank"], -1)
-    return torch.einsum("tgk,grk->tgr", o, wo_a).flatten(1) @ w["wo_b.weight"].T
+    return r.input(torch.einsum("tgk,grk->tgr", o, wo_a).flatten(1)) @ w["wo_b.weight"].T
 
 
-def compress(c: Config, w: Weights, ratio: int, x: torch.Tensor, shared: Shared) -> None:
+def compress(c: Config, w: Weights, ratio: int, x: torch.Tensor, shared: Shared, r: V41Rounding) -> None:
     """Pools each full group of tokens into one entry, and makes an index key of the entry before it is rotated."""
     num = len(x) // ratio
     values = x[: num * ratio] @ w["compressor.wkv.weight"].T
@@ -173,17 +176,18 @@ def compress(c: Config, w: Weights, ratio: int, x: torch.Tensor, shared: Shared)
         values = (shares * values.unflatten(0, (num, ratio))).sum(1)
     latents = rms_norm(values, w["compressor.norm.weight"], c["rms_norm_eps"])
     firsts = torch.arange(num) * ratio
-    shared.entries = rope(c, latents, firsts, True)
+    shared.entries = r.entries(rope(c, latents, firsts, True))
     keys = rms_norm(latents @ w["indexer.wk.weight"].T, w["indexer.k_norm.weight"], c["rms_norm_eps"])
-    shared.keys = rope(c, keys, firsts, True)
+    shared.keys = r.index(rope(c, keys, firsts, True))
 
 
 def choose(
-    c: Config, w: Weights, layer: int, ratio: int, x: torch.Tensor, latent: torch.Tensor, shared: Shared
+    c: Config, w: Weights, layer: int, ratio: int, x: torch.Tensor, latent: torch.Tensor, shared: Shared, r: V41Rounding
 ) -> None:
     """The entries of each query: the best by score, above the candidate source only among its candidates."""
     heads, dim = c["index_n_heads"], c["index_head_dim"]
     q = rope(c, (latent @ w["indexer.wq_b.weight"].T).unflatten(1, (heads, dim)), torch.arange(len(x)), True)
+    q = r.index(q)
     weights = (x @ w["indexer.weights_proj.weight"].T) / math.sqrt(heads * dim)
     source = c["candidate_source_layer_id"]
     shared.chosen, candidates = [], []
@@ -215,34 +219,35 @@ def candidate_entries(c: Config, scores: Sequence[float]) -> set[int]:
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
-def moe(c: Config, w: Weights, x: torch.Tensor) -> torch.Tensor:
+def moe(c: Config, w: Weights, x: torch.Tensor, r: V41Rounding = EXACT) -> torch.Tensor:
     scores = torch.sqrt(F.softplus(x @ w["gate.weight"].T))
+    x = r.input(x)
     outputs = []
     for t in range(len(x)):
         ids = torch.topk(scores[t] + w["gate.bias"], c["num_experts_per_tok"]).indices
         shares = scores[t, ids] / (scores[t, ids].sum() + 1e-20) * c["routed_scaling_factor"]
-        y = expert(c, w, "shared_experts", x[t])
-        for share, i in zip(shares, ids.tolist(), strict=True):
-            y = y + share * expert(c, w, f"experts.{i}", x[t])
+        y = expert(c, w, "shared_experts", x[t], 1.0, r)
+        for share, i in zip(shares.tolist(), ids.tolist(), strict=True):
+            y = y + expert(c, w, f"experts.{i}", x[t], share, r)
         outputs.append(y)
     return torch.stack(outputs)
 
 
-def expert(c: Config, w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+def expert(c: Config, w: Weights, name: str, x: torch.Tensor, share: float, r: V41Rounding) -> torch.Tensor:
     limit = c["swiglu_limit"]
     gate = F.silu((w[f"{name}.w1.weight"] @ x).clamp(max=limit))
     up = (w[f"{name}.w3.weight"] @ x).clamp(-limit, limit)
-    return w[f"{name}.w2.weight"] @ (gate * up)
+    return w[f"{name}.w2.weight"] @ r.input(share * gate * up)
 
 
 # --- engram ----------------------------------------------------------------------------------------------------------
 
 
-def engram(c: Config, w: Weights, streams: torch.Tensor, rows: list[list[int]]) -> torch.Tensor:
+def engram(c: Config, w: Weights, streams: torch.Tensor, rows: list[list[int]], r: V41Rounding) -> torch.Tensor:
     """Adds to every stream what the table holds of the last n-grams, as far as the stream asks for it."""
     n, d, eps = c["hc_mult"], c["hidden_size"], c["rms_norm_eps"]
     found = w["embed.weight"][torch.tensor(rows)].flatten(1)  # [t, hashes * row_dim]
-    *keys, value = (found @ w["wkv.weight"].T).split(d, dim=1)
+    *keys, value = (r.input(found) @ w["wkv.weight"].T).split(d, dim=1)
     updated = []
     for s in range(n):
         x = rms_norm(streams[:, s], w["q_weight"][s], eps)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.reference.deepseek_v41 import Reference, engram_multipliers, engram_primes, token_map
+from tests.reference.rounding import V41Rounding
 from tests.reference.v41_cases import CASES, EXPECTED, make_tokenizer, write_case
 
 TOLERANCE = 1e-4  # of fp32 logits of order 1
@@ -26,6 +27,20 @@ def test_logits_equal_nemo_automodels(name: str, compressed_ids: list[int], tmp_
     reference = Reference(config["text_config"], weights, compressed_ids, dtype=torch.float64)
     logits = reference.logits(expected[f"{name}.tokens"].tolist())
     assert float((logits - expected[f"{name}.logits"]).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_with_a_rounded_cache_equal_nemo_automodels(
+    name: str, compressed_ids: list[int], tmp_path: Path
+) -> None:
+    """Most of them: one number that lies between two and goes the other way changes all that follows."""
+    config = write_case(tmp_path, name, len(set(compressed_ids)))
+    expected, num_tokens = load_file(EXPECTED), 24
+    weights, rounding = load_file(tmp_path / "model.safetensors"), V41Rounding(cache=True)
+    reference = Reference(config["text_config"], weights, compressed_ids, torch.float64, rounding)
+    logits = reference.logits(expected[f"{name}.tokens"].tolist()[:num_tokens])
+    errors = (logits - expected[f"{name}.rounded_logits"][:num_tokens]).abs().amax(-1)
+    assert float((errors < TOLERANCE).float().mean()) >= 0.8
 
 
 PUBLISHED = {

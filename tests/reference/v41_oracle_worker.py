@@ -1,5 +1,7 @@
 """Runs in the oracle's environment: logits of each checkpoint folder's tokens.txt, by NeMo AutoModel in fp32 on a CPU.
 
+Twice: with the cache rounded as in training (`rounded_logits`), and without (`logits`).
+
 usage: v41_oracle_worker.py RESULT FOLDER...
 """
 
@@ -20,7 +22,6 @@ def logits(folder: Path) -> dict[str, torch.Tensor]:
     from nemo_automodel.components.models.deepseek_v41.model import DeepseekV41ForCausalLM
     from transformers import PreTrainedTokenizerFast
 
-    attention.quantize_cache = lambda values, **_: values  # it rounds the cache as trained; we compare plain fp32
     config = DeepseekV41Config(
         text_config={**json.loads((folder / "config.json").read_text())["text_config"], "dtype": "float32"},
         vision_config={"num_hidden_layers": 0},
@@ -45,9 +46,14 @@ def logits(folder: Path) -> dict[str, torch.Tensor]:
     if missing or unexpected:
         raise SystemExit(f"{folder}: missing {missing}, unexpected {unexpected}")
     tokens = torch.tensor([[int(token) for token in (folder / "tokens.txt").read_text().split()]])
-    with torch.inference_mode():
-        result = model(tokens).logits[0].float()
-    return {f"{folder.name}.tokens": tokens[0], f"{folder.name}.logits": result.contiguous()}
+    rounds = attention.quantize_cache
+    results = {}
+    for name, quantize in (("rounded_logits", rounds), ("logits", lambda values, **_: values)):
+        attention.quantize_cache = quantize
+        with torch.inference_mode():
+            results[f"{folder.name}.{name}"] = model(tokens).logits[0].float().contiguous()
+    attention.quantize_cache = rounds
+    return {f"{folder.name}.tokens": tokens[0], **results}
 
 
 def main(result: Path, folders: list[Path]) -> None:

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine.kernels.native import library_for
+from headrace_engine.kernels.records import round_to_records
 from headrace_engine.kernels.weights import Weight
+from headrace_engine.kv.records import activations
 
 MAX_PLAIN_ROWS = 256  # of unpacked weights; beyond, torch's grouped matmul wins
 MAX_PLAIN_DENSE_ROWS = 32
@@ -19,15 +21,17 @@ def expert_mlp(
     w13: Weight,
     w2: Weight,
     limit: float,
+    round_block: int = 0,
 ) -> torch.Tensor:
     """weight * expert(row) for each row, [M, d] dt, with expert(x) = W2 (silu(min(W1 x, limit)) * clip(W3 x, +-limit)).
 
     rows [M, d] dt in any order, M may be 0; expert_ids [M] int64 into the stacks, negative for none (its output is
-    zero); weights [M] fp32; w13 [E, 2 * I, d] (W1 first), w2 [E, d, I] dt.
+    zero); weights [M] fp32; w13 [E, 2 * I, d] (W1 first), w2 [E, d, I] dt. round_block: what W2 reads is multiplied by
+    the weight first and rounded to e4m3 numbers with a scale for so many (kv.records.activations); 0: not rounded.
     """
     library = library_for(rows) if w13.packed or rows.shape[0] <= MAX_PLAIN_ROWS else None
     if library is None:
-        return expert_mlp_reference(rows, expert_ids, weights, w13.plain(), w2.plain(), limit)
+        return expert_mlp_reference(rows, expert_ids, weights, w13.plain(), w2.plain(), limit, round_block)
     num_experts = w13.shape[0]
     num_rows, dim, width = _check(rows, w13, w2, num_experts)
     if not (
@@ -42,21 +46,21 @@ def expert_mlp(
     out = torch.empty_like(rows)
     library.headrace_experts(
         rows.dtype is torch.bfloat16, w13.packed, w2.packed, rows.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(),
-        w13.data.data_ptr(), w2.data.data_ptr(), num_rows, num_experts, dim, width, limit, out.data_ptr(),
+        w13.data.data_ptr(), w2.data.data_ptr(), num_rows, num_experts, dim, width, round_block, limit, out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def dense_mlp(x: torch.Tensor, w13: Weight, w2: Weight, limit: float) -> torch.Tensor:
+def dense_mlp(x: torch.Tensor, w13: Weight, w2: Weight, limit: float, round_block: int = 0) -> torch.Tensor:
     """One expert for all rows with weight 1: x [M, d] dt, w13 [2 * I, d], w2 [d, I]; [M, d] dt."""
     library = library_for(x) if w13.packed or x.shape[0] <= MAX_PLAIN_DENSE_ROWS else None
     if library is None:
-        return dense_mlp_reference(x, w13.plain(), w2.plain(), limit)
+        return dense_mlp_reference(x, w13.plain(), w2.plain(), limit, round_block)
     num_rows, dim, width = _check(x, w13, w2, None)
     out = torch.empty_like(x)
     library.headrace_experts(
         x.dtype is torch.bfloat16, w13.packed, w2.packed, x.data_ptr(), None, None, w13.data.data_ptr(),
-        w2.data.data_ptr(), num_rows, 1, dim, width, limit, out.data_ptr(),
+        w2.data.data_ptr(), num_rows, 1, dim, width, round_block, limit, out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -81,6 +85,7 @@ def expert_mlp_reference(
     w13: torch.Tensor,
     w2: torch.Tensor,
     limit: float,
+    round_block: int = 0,
 ) -> torch.Tensor:
     order = torch.argsort(expert_ids, stable=True)
     ends = torch.searchsorted(expert_ids[order], torch.arange(-1, w13.shape[0], device=rows.device), right=True)
@@ -88,14 +93,23 @@ def expert_mlp_reference(
     order = order[num_none:]
     offsets = (ends[1:] - num_none).to(torch.int32)
     hidden = F.grouped_mm(rows[order], w13.transpose(1, 2), offs=offsets)
-    result = F.grouped_mm(_swiglu(hidden, limit), w2.transpose(1, 2), offs=offsets)
+    shares = weights[order].unsqueeze(-1)
+    hidden = _swiglu(hidden, limit)
+    if round_block:
+        hidden = round_to_records((hidden * shares).to(rows.dtype), activations(hidden.shape[1], round_block))
+    result = F.grouped_mm(hidden, w2.transpose(1, 2), offs=offsets)
     outputs = torch.zeros_like(rows)
-    outputs[order] = (result * weights[order].unsqueeze(-1)).to(rows.dtype)
+    outputs[order] = (result if round_block else result * shares).to(rows.dtype)
     return outputs
 
 
-def dense_mlp_reference(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, limit: float) -> torch.Tensor:
-    return F.linear(_swiglu(F.linear(x, w13), limit), w2)
+def dense_mlp_reference(
+    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, limit: float, round_block: int = 0
+) -> torch.Tensor:
+    hidden = _swiglu(F.linear(x, w13), limit)
+    if round_block:
+        hidden = round_to_records(hidden, activations(hidden.shape[1], round_block))
+    return F.linear(hidden, w2)
 
 
 def sum_choices_reference(rows: torch.Tensor) -> torch.Tensor:

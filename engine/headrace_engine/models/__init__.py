@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import ModelInfo, read_configs
+from headrace_engine.models.rounding import FakeQuantization
 
 if TYPE_CHECKING:
     from headrace_engine.models.drafter import Drafter
@@ -71,13 +72,15 @@ def load(
     expert_parallel: bool = False,
     dtype: str = "auto",
     cache_dtype: str = "auto",
+    fake_quantization: str = "none",
     device: str = "cpu",
     progress: LoadProgress | None = None,
 ) -> Model:
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
     expert_parallel: rank r of n holds experts [r * E / n, (r + 1) * E / n); otherwise every rank holds all.
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16".
+    dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16". fake_quantization: which roundings of
+    its training the model does, a value of rounding.FakeQuantization.
     """
     if not 0 <= rank < num_ranks:
         raise ModelError(f"rank {rank} is not among {num_ranks} ranks")
@@ -88,6 +91,7 @@ def load(
         num_expert_ranks=num_ranks if expert_parallel else 1,
         dtype=dtype,
         cache_dtype=cache_dtype,
+        fake_quantization=FakeQuantization(fake_quantization),
         device=device,
         progress=progress,
     )

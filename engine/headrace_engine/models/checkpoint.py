@@ -64,9 +64,10 @@ class Checkpoint:
             raise ModelError(f"{file} is damaged or incomplete: {error}") from error
 
 
-def computation_digest(config: object, files: list[Path], dtype: str) -> str:
+def computation_digest(config: object, files: list[Path], dtype: str, fake_quantization: str) -> str:
     """Identity of what a model computes: hyper-parameters, weights, and the precision of the computation."""
-    return hashlib.blake2b(f"{config}|{_content_digest(files)}|{dtype}".encode(), digest_size=16).hexdigest()
+    told = f"{config}|{_content_digest(files)}|{dtype}|{fake_quantization}"
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def _content_digest(files: list[Path]) -> str:

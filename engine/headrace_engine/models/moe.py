@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from headrace_engine import kernels
+from headrace_engine.models.rounding import NO_ROUNDING, Rounding
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
@@ -37,20 +38,29 @@ class MoE:
     w2: kernels.Weight  # [E of this rank, hidden, expert_dim]
     shared_w13: kernels.Weight  # [2 * expert_dim, hidden]
     shared_w2: kernels.Weight  # [hidden, expert_dim]
+    rounding: Rounding
 
     def run(self, x: torch.Tensor, token_ids: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """x [T, hidden] dt, normed -> [T, hidden] dt. A collective when the exchange is one: T may be 0."""
         forced = None if self.experts_of_token is None else self.experts_of_token[token_ids]
         ids, weights = kernels.route(x, self.gate, self.bias, forced, self.experts_per_token, self.routed_scaling)
+        x = self.rounding.of_input(x)
         routed = exchange.run(x, ids, weights, self._run_experts)
-        shared = kernels.dense_mlp(x, self.shared_w13, self.shared_w2, self.swiglu_limit)
+        shared = kernels.dense_mlp(x, self.shared_w13, self.shared_w2, self.swiglu_limit, self.rounding.input_block)
         return routed + shared
 
     def _run_experts(self, rows: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, self.swiglu_limit)
+        limit, block = self.swiglu_limit, self.rounding.input_block
+        return kernels.expert_mlp(rows, expert_ids, weights, self.w13, self.w2, limit, block)
 
 
-def load_moe(builder: Builder, config: MoEConfig, prefix: str, experts_of_token: torch.Tensor | None = None) -> MoE:
+def load_moe(
+    builder: Builder,
+    config: MoEConfig,
+    prefix: str,
+    experts_of_token: torch.Tensor | None = None,
+    rounding: Rounding = NO_ROUNDING,
+) -> MoE:
     """The experts under a published prefix; experts_of_token: of a hash layer, which has no bias."""
     shared_w13, shared_w2 = builder.shared_expert(prefix)
     return MoE(
@@ -64,4 +74,5 @@ def load_moe(builder: Builder, config: MoEConfig, prefix: str, experts_of_token:
         w2=builder.expert_stack(prefix, ("w2",)),
         shared_w13=shared_w13,
         shared_w2=shared_w2,
+        rounding=rounding,
     )

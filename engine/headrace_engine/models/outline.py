@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from headrace_engine.kv.records import RecordFormat
+from headrace_engine.kv.records import CacheRecords
 from headrace_engine.models.headers import StoredTensor
 from headrace_engine.models.info import ModelInfo
 from headrace_engine.models.names import Shape, Source
@@ -56,15 +56,6 @@ class TensorOutline:
 
 
 @dataclass(frozen=True)
-class PackedCache:
-    """Formats in which published engines keep a model's cache."""
-
-    window: RecordFormat
-    compressed: RecordFormat
-    index_key: RecordFormat
-
-
-@dataclass(frozen=True)
 class DrafterOutline:
     """What a checkpoint brings to draft tokens with: a whole drafter, not a rank's share."""
 
@@ -83,7 +74,7 @@ class Outline:
     info: ModelInfo
     layer_kinds: tuple[str, ...]  # what each layer attends
     cache_groups: tuple[CacheGroup, ...]
-    packed_caches: tuple[PackedCache, ...]
+    packed_caches: tuple[CacheRecords, ...]
     tensors: tuple[TensorOutline, ...]
     fp8_block: tuple[int, int]  # of the published checkpoints
     drafter: DrafterOutline | None
@@ -96,7 +87,7 @@ class CacheBytes:
     carry: int  # per sequence
 
 
-def cache_bytes(groups: Iterable[CacheGroup], packed: PackedCache | None = None) -> CacheBytes:
+def cache_bytes(groups: Iterable[CacheGroup], packed: CacheRecords | None = None) -> CacheBytes:
     """Sizes of a cache in the groups' own dtype, or in packed records. Carries are fp32 in either."""
     per_token, fixed = 0.0, {Holds.WINDOW: 0, Holds.CARRY: 0}
     for group in groups:

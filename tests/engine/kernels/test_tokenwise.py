@@ -201,6 +201,24 @@ def test_dense_mlp(rows: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("rows", [0, 6, 300])
+def test_experts_that_round_what_w2_reads(rows: int, dtype: torch.dtype) -> None:
+    """A number that lies between two may go either way, so outputs are compared as a whole: what differs is less than
+    what the rounding changes."""
+    random, dim, width = Random(dtype), 64, 48
+    x, ids = random.normal(rows, dim), random.integers(0, 3, rows)
+    w13, w2 = random.normal(3, 2 * width, dim, scale=dim**-0.5), random.normal(3, dim, width, scale=width**-0.5)
+    packed13, packed2, shares = ops.prepare(w13), ops.prepare(w2), random.wide(rows)
+    unrounded, expected = (
+        experts.expert_mlp_reference(x, ids, shares, w13, w2, 2.0, block).float() for block in (0, 32)
+    )
+    actual = ops.expert_mlp(x, ids, shares, packed13, packed2, 2.0, 32).float()
+    assert float((actual - expected).norm()) <= 0.6 * float((unrounded - expected).norm())
+    unrounded, expected = (experts.dense_mlp_reference(x, w13[0], w2[0], 2.0, block).float() for block in (0, 32))
+    actual = ops.dense_mlp(x, ops.prepare(w13[0]), ops.prepare(w2[0]), 2.0, 32).float()
+    assert float((actual - expected).norm()) <= 0.6 * float((unrounded - expected).norm())
+
+
 @pytest.mark.parametrize(("tokens", "k", "dim"), [(0, 3, 8), (1, 6, 256), (5, 1, 70), (9, 4, 129)])
 def test_sum_choices(tokens: int, k: int, dim: int, dtype: torch.dtype) -> None:
     rows = Random(dtype).normal(tokens, k, dim)

@@ -7,9 +7,21 @@ import struct
 import pytest
 import torch
 
+from headrace_engine.kernels import records
 from headrace_engine.kv.records import FORMATS, INDEX_68, INDEX_132, KV_288, KV_528, KV_584, RecordFormat
-from headrace_engine.kv.records import decode_page as decode
-from headrace_engine.kv.records import encode_page as encode
+
+
+def encode(entries: torch.Tensor, record: RecordFormat) -> torch.Tensor:
+    """A page."""
+    values, scales = records.encode(entries, record)
+    return torch.cat([values.flatten(), scales.flatten()])
+
+
+def decode(page: torch.Tensor, record: RecordFormat) -> torch.Tensor:
+    num_entries = len(page) // record.record_bytes
+    values, scales = page.split([num_entries * record.value_bytes, num_entries * record.scale_bytes])
+    return records.decode(values.view(num_entries, -1), scales.view(num_entries, -1), record)
+
 
 by_name = pytest.mark.parametrize("record", FORMATS, ids=lambda record: record.name)
 

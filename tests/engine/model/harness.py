@@ -121,3 +121,13 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     errors = (actual - expected).abs().amax(dim=-1)
     worst = int(errors.argmax())
     assert bool((errors <= tolerance).all()), f"row {worst} of {len(errors)} is off by {float(errors[worst])}"
+
+
+def assert_mostly_close(actual: torch.Tensor, expected: torch.Tensor, *, share: float, tolerance: float = 1e-4) -> None:
+    """For models that round on the way: what lies between two numbers may go either way, and changes all that follows.
+
+    So this share of the positions is equal within the tolerance. Texts are short, that such a step spoils few.
+    """
+    assert actual.shape == expected.shape
+    errors = (actual - expected).abs().amax(dim=-1)
+    assert float((errors <= tolerance).float().mean()) >= share, errors.tolist()

@@ -14,8 +14,8 @@ import torch
 from headrace_engine import models
 from headrace_engine.cli import main
 from headrace_engine.kernels import Weight
-from headrace_engine.kv.records import INDEX_68, KV_288, KV_528
-from headrace_engine.models.outline import CacheBytes, PackedCache, cache_bytes
+from headrace_engine.kv.records import INDEX_68, KV_288, KV_528, CacheRecords
+from headrace_engine.models.outline import CacheBytes, cache_bytes
 from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
 from headrace_engine.models.tiny import write_tiny
 
@@ -93,7 +93,7 @@ def test_the_published_cache_sizes_of_v41_flash(compressed: Any, per_token: floa
             CacheGroup(f"{name}_index", paged, layers, 128, "bfloat16", ratio, holds=Holds.INDEX_KEY),
         ]
     assert cache_bytes(groups) == CacheBytes(3200, 5_242_880, 0)
-    assert cache_bytes(groups, PackedCache(KV_528, compressed, INDEX_68)) == CacheBytes(per_token, 2_703_360, 0)
+    assert cache_bytes(groups, CacheRecords(KV_528, compressed, INDEX_68)) == CacheBytes(per_token, 2_703_360, 0)
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

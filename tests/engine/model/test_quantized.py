@@ -124,7 +124,7 @@ def test_fp32_scales_and_small_blocks_are_found_from_the_tensors(
     latent = weights["layers.2.attn.wq_a.weight"].float()
     factors = 2.0 ** (torch.arange(120, 126).view(2, 3) - 127.0)
     latent *= factors.repeat_interleave(32, 0)[:48].repeat_interleave(32, 1)
-    assert torch.equal(model.layers[2].attention.weights.w_in.plain()[:48], latent)
+    assert torch.equal(model.layers[2].attention.weights.w_in.weight.plain()[:48], latent)
 
 
 def scales_of_a_plain_tensor(weights: Weights) -> None:

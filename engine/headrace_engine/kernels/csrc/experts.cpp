@@ -3,6 +3,7 @@
 
 #include "dot_tile.h"
 #include "packed.h"
+#include "records.h"
 
 namespace headrace {
 
@@ -18,6 +19,7 @@ struct Experts {
   const float* weights;  // [.] or null
   const T *w13, *w2;     // [experts, 2 * width, dim], [experts, dim, width]
   int64_t dim, width;
+  int64_t round_block;  // elements of what W2 reads that share an e4m3 scale; 0: it is not rounded
   float limit;
   bool w13_packed, w2_packed;
   T* out;  // [., dim]
@@ -26,6 +28,8 @@ struct Experts {
 struct Scratch {  // one thread's, for kRowsPerItem rows
   Floats gate_up;
   std::vector<uint8_t> hidden;  // in the model's dtype
+  Floats rounded;
+  std::vector<uint8_t> record;
 };
 
 template <class T>
@@ -45,7 +49,7 @@ void gate_up(const Experts<T>& e, const T* const* x, int64_t num, int64_t expert
 template <class T>
 void down(const Experts<T>& e, const T* const* h, const int64_t* order, int64_t num, int64_t expert) {
   const T* weight = e.w2 + expert * e.dim * e.width;
-  const auto share = [&](int64_t i) { return e.weights ? e.weights[order[i]] : 1.0f; };
+  const auto share = [&](int64_t i) { return e.weights && !e.round_block ? e.weights[order[i]] : 1.0f; };
 #ifdef HEADRACE_AVX512_BF16
   if constexpr (std::is_same_v<T, bf16>)
     if (e.w2_packed)
@@ -56,6 +60,18 @@ void down(const Experts<T>& e, const T* const* h, const int64_t* order, int64_t 
   multiply(h, num, weight, e.width, 0, e.dim, [&](int64_t i, int64_t column, float value) {
     store(e.out + order[i] * e.dim + column, value * share(i));
   });
+}
+
+// h <- weight * h, as e4m3 numbers with a power of two for each block: what the model's own W2 reads in training.
+template <class T>
+void round_hidden(const Experts<T>& e, float weight, T* h, Scratch& scratch) {
+  const Record record{e.width, 0, e.round_block, 8, 0, Scale::kUe8m0, 1e-4f};
+  scratch.rounded.resize(e.width);
+  scratch.record.resize(record.value_bytes() + record.scale_bytes());
+  float* wide = scratch.rounded.data();
+  for (int64_t k = 0; k < e.width; ++k) wide[k] = rounded<T>(to_float(h[k]) * weight);
+  round_row(record, wide, scratch.record.data());
+  narrow(wide, e.width, h);
 }
 
 // out = weight * W2 (silu(min(gate, limit)) * clip(up, -limit, limit)) for rows order[0 .. num) of one expert.
@@ -73,6 +89,7 @@ void expert_rows(const Experts<T>& e, const int64_t* order, int64_t num, int64_t
       const float up = std::min(std::max(rounded<T>(ups[k]), -e.limit), e.limit);
       store(hidden + i * e.width + k, gate * sigmoid(gate) * up);
     }
+    if (e.round_block) round_hidden(e, e.weights ? e.weights[order[i]] : 1.0f, hidden + i * e.width, scratch);
   }
   down(e, h, order, num, expert);
 }
@@ -117,10 +134,10 @@ void run_experts(const Experts<T>& e, const int64_t* experts, int64_t num_rows, 
 
 template <class T>
 void experts_typed(const void* rows, const int64_t* experts, const float* weights, const void* w13, const void* w2,
-                   int64_t num_rows, int64_t num_experts, int64_t dim, int64_t width, float limit, bool w13_packed,
-                   bool w2_packed, void* out) {
+                   int64_t num_rows, int64_t num_experts, int64_t dim, int64_t width, int64_t round_block, float limit,
+                   bool w13_packed, bool w2_packed, void* out) {
   run_experts(Experts<T>{static_cast<const T*>(rows), weights, static_cast<const T*>(w13), static_cast<const T*>(w2),
-                         dim, width, limit, w13_packed, w2_packed, static_cast<T*>(out)},
+                         dim, width, round_block, limit, w13_packed, w2_packed, static_cast<T*>(out)},
               experts, num_rows, num_experts);
 }
 
@@ -182,9 +199,11 @@ using namespace headrace;
 
 HEADRACE_API void headrace_experts(int is_bf16, int w13_packed, int w2_packed, const void* rows, const int64_t* experts,
                                    const float* weights, const void* w13, const void* w2, int64_t num_rows,
-                                   int64_t num_experts, int64_t dim, int64_t width, float limit, void* out) {
+                                   int64_t num_experts, int64_t dim, int64_t width, int64_t round_block, float limit,
+                                   void* out) {
   const auto call = is_bf16 ? experts_typed<bf16> : experts_typed<float>;
-  call(rows, experts, weights, w13, w2, num_rows, num_experts, dim, width, limit, w13_packed != 0, w2_packed != 0, out);
+  call(rows, experts, weights, w13, w2, num_rows, num_experts, dim, width, round_block, limit, w13_packed != 0,
+       w2_packed != 0, out);
 }
 
 HEADRACE_API void headrace_sum_choices(int is_bf16, const void* rows, int64_t tokens, int64_t k, int64_t dim,

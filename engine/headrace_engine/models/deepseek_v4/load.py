@@ -10,12 +10,15 @@ from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_
 from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config, parse
+from headrace_engine.models.deepseek_v4.formats import rounding
 from headrace_engine.models.deepseek_v4.model import DeepseekV4, Layer
 from headrace_engine.models.deepseek_v4.names import match_checkpoint
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.info import eos_token_ids, read_configs
 from headrace_engine.models.moe import load_moe
 from headrace_engine.models.progress import LoadProgress
+from headrace_engine.models.projections import read_input_projections
+from headrace_engine.models.rounding import NO_ROUNDING, FakeQuantization, Rounding
 
 
 def load_model(
@@ -25,6 +28,7 @@ def load_model(
     num_expert_ranks: int,
     dtype: str,
     cache_dtype: str,
+    fake_quantization: FakeQuantization,
     device: str,
     progress: LoadProgress | None = None,
 ) -> DeepseekV4:
@@ -34,13 +38,16 @@ def load_model(
     """
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
+    rounds = rounding(config, fake_quantization)
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
     dtype = resolve_dtype(dtype, config.dtype, "dtype")
     cache_dtype = resolve_dtype(cache_dtype, config.dtype, "cache dtype")
     with Checkpoint(path) as checkpoint:
         sources = match_checkpoint(config, checkpoint.stored())
         builder = Builder(checkpoint, sources, DTYPES[dtype], device, experts, progress)
-        layers = builder.each_layer(lambda i: load_layer(builder, config, i, f"layers.{i}."), config.num_layers)
+        layers = builder.each_layer(
+            lambda index: load_layer(builder, config, index, f"layers.{index}.", rounds), config.num_layers
+        )
         return DeepseekV4(
             config,
             embedding=builder.tensor("embed.weight"),
@@ -50,16 +57,16 @@ def load_model(
             head=builder.linear("head.weight"),
             cache_dtype=cache_dtype,
             eos_token_ids=eos_token_ids(raw_config, generation_config),
-            digest=computation_digest(config, checkpoint.files, dtype),
+            digest=computation_digest(config, checkpoint.files, dtype, fake_quantization),
         )
 
 
-def load_layer(builder: Builder, config: V4Config, index: int, prefix: str) -> Layer:
+def load_layer(builder: Builder, config: V4Config, index: int, prefix: str, rounds: Rounding = NO_ROUNDING) -> Layer:
     """Layer `index` of the config, whose tensors are under a published prefix."""
     table = _expert_table(builder, config, f"{prefix}ffn.gate.tid2eid") if config.hash_layers[index] else None
     return Layer(
-        attention=_attention(builder, config, index, f"{prefix}attn."),
-        moe=load_moe(builder, config, f"{prefix}ffn.", table),
+        attention=_attention(builder, config, rounds, index, f"{prefix}attn."),
+        moe=load_moe(builder, config, f"{prefix}ffn.", table, rounds),
         attention_hc=builder.hyper_connection(f"{prefix}hc_attn"),
         moe_hc=builder.hyper_connection(f"{prefix}hc_ffn"),
         attention_norm=builder.wide(f"{prefix}attn_norm.weight"),
@@ -67,17 +74,16 @@ def load_layer(builder: Builder, config: V4Config, index: int, prefix: str) -> L
     )
 
 
-def _attention(builder: Builder, config: V4Config, index: int, prefix: str) -> Attention:
+def _attention(builder: Builder, config: V4Config, rounds: Rounding, index: int, prefix: str) -> Attention:
     kind = config.layer_kinds[index]
-    inputs = [["wq_a"], ["wkv"]]  # outputs that stay together
+    compressors = []  # outputs that stay together
     if kind is not LayerKind.WINDOW:
-        inputs.append(["compressor.wkv", "compressor.wgate"])
+        compressors.append(["compressor.wkv", "compressor.wgate"])
     if kind is LayerKind.CSA:
-        inputs += [["indexer.compressor.wkv", "indexer.compressor.wgate"], ["indexer.weights_proj"]]
-    w_in, in_splits = builder.fused_linear([[f"{prefix}{name}.weight" for name in names] for names in inputs])
+        compressors += [["indexer.compressor.wkv", "indexer.compressor.wgate"], ["indexer.weights_proj"]]
+    w_in = read_input_projections(builder, prefix, [["wq_a"], ["wkv"]], compressors, rounds)
     weights = AttentionWeights(
         w_in=w_in,
-        in_splits=in_splits,
         w_q=builder.linear(f"{prefix}wq_b.weight"),
         w_index_q=builder.linear(f"{prefix}indexer.wq_b.weight") if kind is LayerKind.CSA else None,
         w_out_a=builder.grouped_linear(f"{prefix}wo_a.weight", config.num_output_groups),
@@ -91,7 +97,7 @@ def _attention(builder: Builder, config: V4Config, index: int, prefix: str) -> A
         compressor = _compressor(builder, f"{prefix}compressor.")
     if kind is LayerKind.CSA:
         index_compressor = _compressor(builder, f"{prefix}indexer.compressor.")
-    return Attention(config, index, weights, compressor, index_compressor)
+    return Attention(config, index, weights, compressor, index_compressor, rounds)
 
 
 def _compressor(builder: Builder, prefix: str) -> CompressorWeights:

@@ -14,11 +14,12 @@ from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v4.attention import Attention
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config
+from headrace_engine.models.deepseek_v4.step import Step
 from headrace_engine.models.drafter import Tap
 from headrace_engine.models.moe import MoE
 from headrace_engine.models.protocol import ForwardBatch
 from headrace_engine.models.residual import DirectResidual
-from headrace_engine.models.rope import StepRope, frequencies, step_rope
+from headrace_engine.models.rope import frequencies
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
@@ -38,13 +39,13 @@ class Layer:
         residual: DirectResidual,
         streams: torch.Tensor,
         batch: ForwardBatch,
-        rope: StepRope,
+        step: Step,
         cache: Mapping[str, torch.Tensor],
         exchange: Exchange,
     ) -> None:
-        """In place: streams [T, N, hidden] dt. rope: of this layer's kind, at the batch's positions."""
+        """In place: streams [T, N, hidden] dt."""
         normed, post, comb = residual.read(streams, self.attention_hc, self.attention_norm)
-        output = self.attention.run(normed, batch, rope, cache)
+        output = self.attention.run(normed, batch, step, cache)
         kernels.hyper_connection_update(streams, output, post, comb)
 
         normed, post, comb = residual.read(streams, self.moe_hc, self.moe_norm)
@@ -79,7 +80,7 @@ class DeepseekV4:
         self.num_experts = config.num_experts
         self.num_previous_tokens = 0
         self.digest = digest
-        self._ropes = {
+        self._frequencies = {
             False: frequencies(config.window_rope, config.rope_dim, embedding.device),
             True: frequencies(config.compressed_rope, config.rope_dim, embedding.device),
         }
@@ -93,13 +94,13 @@ class DeepseekV4:
         tap: Tap | None = None,
     ) -> torch.Tensor:
         """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
-        rope = {compressed: step_rope(batch.positions, table) for compressed, table in self._ropes.items()}
+        step = Step(batch, self._frequencies)
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
         for index, layer in enumerate(self.layers):
             if tap is not None:
                 tap(index, streams)
-            layer.run(self._residual, streams, batch, rope[layer.attention.compressor is not None], cache, exchange)
+            layer.run(self._residual, streams, batch, step, cache, exchange)
         if tap is not None:
             tap(self.config.num_layers, streams)
         return self._logits(streams[batch.logit_rows])

@@ -19,10 +19,11 @@ from headrace_engine.models.deepseek_v4.cache import WINDOW
 from headrace_engine.models.deepseek_v4.config import V4Config
 from headrace_engine.models.deepseek_v4.draft import MTP_WINDOW
 from headrace_engine.models.deepseek_v4.model import Layer
+from headrace_engine.models.deepseek_v4.step import Step
 from headrace_engine.models.drafter import Drafts, StreamTap
 from headrace_engine.models.protocol import CacheGroup, ForwardBatch
 from headrace_engine.models.residual import DirectResidual
-from headrace_engine.models.rope import frequencies, step_rope
+from headrace_engine.models.rope import frequencies
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
@@ -59,7 +60,7 @@ class Mtp:
         self.num_drafts, self.num_experts, self.cache_groups = num_drafts, config.num_experts, cache_groups
         self._num_main_layers = num_main_layers
         self._residual = DirectResidual(config, weights.head_hc)
-        self._frequencies = frequencies(config.window_rope, config.rope_dim, weights.embedding.device)
+        self._frequencies = {False: frequencies(config.window_rope, config.rope_dim, weights.embedding.device)}
 
     def tap(self) -> StreamTap:
         """See models.drafter.Drafter."""
@@ -103,8 +104,8 @@ class Mtp:
         mixed = kernels.linear(normed, weights.w_streams).view(tokens, num_streams, hidden)
         embedded = kernels.rms_norm(F.embedding(next_ids, weights.embedding), weights.embedding_norm, eps)
         mixed += kernels.linear(embedded, weights.w_embedding).unsqueeze(1)
-        rope = step_rope(batch.positions, self._frequencies)
-        weights.layer.run(self._residual, mixed, batch, rope, {WINDOW: cache[MTP_WINDOW]}, exchange)
+        step = Step(batch, self._frequencies)
+        weights.layer.run(self._residual, mixed, batch, step, {WINDOW: cache[MTP_WINDOW]}, exchange)
         return mixed
 
     def _logits(self, streams: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_engine.kv.records import INDEX_68, INDEX_132, KV_584
+from headrace_engine.kv.records import INDEX_68, INDEX_132, KV_584, CacheRecords
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config, describe, parse
 from headrace_engine.models.deepseek_v4.draft import cache_groups as draft_groups
@@ -14,7 +14,7 @@ from headrace_engine.models.deepseek_v4.draft import drafter_shapes, layer_confi
 from headrace_engine.models.deepseek_v4.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.dspark.config import DsparkConfig
 from headrace_engine.models.names import Shape
-from headrace_engine.models.outline import DrafterOutline, Outline, PackedCache, TensorOutline
+from headrace_engine.models.outline import DrafterOutline, Outline, TensorOutline
 
 _WIDE = re.compile(r"(norm\.weight|\.ape|\.attn_sink|\.gate\.(weight|bias)|confidence_head\.proj\.weight)$|(^|\.)hc_")
 
@@ -27,7 +27,7 @@ def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any],
         info=describe(raw_config, generation_config),
         layer_kinds=tuple(kind.value for kind in config.layer_kinds),
         cache_groups=cache_groups(config, cache_dtype),
-        packed_caches=tuple(PackedCache(KV_584, KV_584, key) for key in (INDEX_132, INDEX_68)) if fits else (),
+        packed_caches=tuple(CacheRecords(KV_584, KV_584, key) for key in (INDEX_132, INDEX_68)) if fits else (),
         tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
         drafter=_drafter(raw_config, config, cache_dtype),

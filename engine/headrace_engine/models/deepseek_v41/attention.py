@@ -12,19 +12,21 @@ from dataclasses import dataclass
 import torch
 
 from headrace_engine import kernels
+from headrace_engine.models.closing import write_entries
 from headrace_engine.models.deepseek_v41.cache import WINDOW, carry_group, entries_group, keys_group
-from headrace_engine.models.deepseek_v41.compressor import pool, write_carry, write_entries
+from headrace_engine.models.deepseek_v41.compressor import pool, write_carry
 from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config
 from headrace_engine.models.deepseek_v41.step import Step
+from headrace_engine.models.projections import InputProjections
 from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.rounding import Rounding
 
 
 @dataclass
 class AttentionWeights:
     """One layer's tensors in the model dtype, norms and sinks in fp32; projections with one input are fused."""
 
-    w_in: kernels.Weight  # [sum of in_splits, hidden]: everything that reads the layer's input
-    in_splits: list[int]  # q latent, kv, then index head weights (index sources), compressor's values | gates (Full)
+    w_in: InputProjections  # q latent, kv, then index head weights (index sources), compressor's values | gates (Full)
     w_q: kernels.Weight  # [heads * head_dim, q_lora_rank]
     w_out_a: kernels.Weight  # [groups, output_lora_rank, heads * head_dim / groups]
     w_out_b: kernels.Weight  # [hidden, groups * output_lora_rank]
@@ -47,9 +49,15 @@ class Attention:
     """One layer's attention; `compressor` for Full layers."""
 
     def __init__(
-        self, config: V41Config, layer: int, weights: AttentionWeights, compressor: CompressorWeights | None
+        self,
+        config: V41Config,
+        layer: int,
+        weights: AttentionWeights,
+        compressor: CompressorWeights | None,
+        rounding: Rounding,
     ) -> None:
         self.config, self.layer, self.weights, self.compressor = config, layer, weights, compressor
+        self.rounding = rounding
         self.mode, self.ratio = config.mode(layer), config.ratios[layer]
         self.scale = config.head_dim**-0.5
         self.index_scale = (config.index_dim * config.index_heads) ** -0.5
@@ -59,11 +67,12 @@ class Attention:
     def run(self, x: torch.Tensor, batch: ForwardBatch, step: Step, cache: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """x [T, hidden] dt, normed -> the sublayer's output [T, hidden] dt. Reads and writes cache and step."""
         config, weights, rope = self.config, self.weights, step.ropes[self.ratio > 0]
-        latent, kv, *rest = torch.split(kernels.linear(x, weights.w_in), weights.in_splits, dim=-1)
-        latent = kernels.rms_norm(latent, weights.q_norm, config.norm_eps)
+        latent, kv, *rest = weights.w_in.run(x)
+        latent = self.rounding.of_input(kernels.rms_norm(latent, weights.q_norm, config.norm_eps))
         q = kernels.linear(latent, weights.w_q).view(-1, config.num_heads, config.head_dim)
         kernels.head_norm_rope(q, rope.cos, rope.sin, None)
         kv = kernels.rms_norm_rope(kv, weights.kv_norm, rope.cos, rope.sin, config.norm_eps)
+        kv = self.rounding.of_window(kv)
         window = cache[WINDOW]
         if window.dtype is not kv.dtype:
             kv = kv.to(window.dtype).to(kv.dtype)  # seen as the cache keeps it, however the prompt is cut into chunks
@@ -97,6 +106,7 @@ class Attention:
         keys = kernels.linear(entries, compressor.w_key)
         keys = kernels.rms_norm_rope(keys, compressor.key_norm, rope.cos, rope.sin, eps)
         kernels.head_norm_rope(entries.unsqueeze(1), rope.cos, rope.sin, None)
+        entries, keys = self.rounding.of_compressed(entries), self.rounding.of_index(keys)
         write_entries(entries, closing, batch, cache[entries_group(ratio)], self.source)
         write_entries(keys, closing, batch, cache[keys_group(ratio)], self.source)
 
@@ -112,7 +122,7 @@ class Attention:
         assert self.weights.w_index_q is not None
         rope = step.ropes[True]
         q = kernels.linear(latent, self.weights.w_index_q).view(-1, config.index_heads, config.index_dim)
-        kernels.head_norm_rope(q, rope.cos, rope.sin, None)
+        q = self.rounding.of_index(kernels.head_norm_rope(q, rope.cos, rope.sin, None))
         weights = head_weights.float() * self.index_scale
         asked = (q, weights, batch, keys, self.source, ratio)
         if candidates is not None and step.blocks is not None and self.layer > candidates.layer:
@@ -131,4 +141,4 @@ class Attention:
         weights = self.weights
         num_groups, rank, depth = weights.w_out_a.shape
         latent = kernels.grouped_linear(attended.view(-1, num_groups, depth), weights.w_out_a)
-        return kernels.linear(latent.view(-1, num_groups * rank), weights.w_out_b)
+        return kernels.linear(self.rounding.of_input(latent.view(-1, num_groups * rank)), weights.w_out_b)

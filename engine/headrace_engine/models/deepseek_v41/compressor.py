@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from headrace_engine.models.closing import Closing
 from headrace_engine.models.protocol import ForwardBatch
-
-
-@dataclass(frozen=True)
-class Closing:
-    """The groups of `ratio` tokens that a step completes, C of them."""
-
-    ratio: int
-    tokens: torch.Tensor  # [C], row of each group's last token
-    sequences: torch.Tensor  # [C]
-    groups: torch.Tensor  # [C], number of the group in its sequence
-
-    @property
-    def first_positions(self) -> torch.Tensor:
-        """[C], where an entry is rotated to."""
-        return self.groups * self.ratio
-
-
-def closing_groups(batch: ForwardBatch, sequence: torch.Tensor, ratio: int) -> Closing:
-    """sequence [T]: the sequence of each token."""
-    tokens = torch.nonzero(batch.positions % ratio == ratio - 1).squeeze(1)
-    return Closing(ratio, tokens, sequence[tokens], batch.positions[tokens] // ratio)
 
 
 def pool(rows: torch.Tensor, closing: Closing, batch: ForwardBatch, carry: torch.Tensor, layer: int) -> torch.Tensor:
@@ -54,12 +32,3 @@ def write_carry(
     kept = torch.nonzero(batch.positions >= batch.context_lens[sequence] - num_rows).squeeze(1)
     slots = batch.state_slots[sequence[kept]]
     carry[slots, layer, batch.positions[kept] % num_rows] = rows[kept].float()
-
-
-def write_entries(
-    entries: torch.Tensor, closing: Closing, batch: ForwardBatch, cache: torch.Tensor, layer: int
-) -> None:
-    """Puts entries [C, n] where they belong in a paged cache [blocks, layers, entries per block, n]."""
-    per_block = cache.shape[2]
-    blocks = batch.block_tables[closing.sequences, closing.groups // per_block].long()
-    cache[blocks, layer, closing.groups % per_block] = entries.to(cache.dtype)

@@ -17,6 +17,7 @@ from headrace_engine.models.background import Background
 from headrace_engine.models.deepseek_v41.ngram_hash import NgramHash, ngrams_of_step
 from headrace_engine.models.mapped_rows import MappedRows
 from headrace_engine.models.protocol import ForwardBatch
+from headrace_engine.models.rounding import Rounding
 
 _MAX_WAITING = 256  # prompts and steps whose pages are not yet asked for
 _PROMPT_PART = 1024  # tokens
@@ -72,11 +73,12 @@ class Engram:
     w_kv: kernels.Weight  # [(N + 1) * hidden, num_hashes * row_dim]: a key for each stream, and the value
     gain: torch.Tensor  # [N, hidden] fp32: norm weights of query and key, which only ever appear as their product
     eps: float
+    rounding: Rounding
 
     def run(self, streams: torch.Tensor, found: torch.Tensor) -> None:
         """In place: streams [T, N, hidden] dt each take the value by a gate of their own; found as from the lookup."""
         tokens, num_streams, dim = streams.shape
-        projected = kernels.linear(found, self.w_kv).view(tokens, num_streams + 1, dim).float()
+        projected = kernels.linear(self.rounding.of_input(found), self.w_kv).view(tokens, num_streams + 1, dim).float()
         keys, value = projected[:, :num_streams], projected[:, num_streams:]
         wide = streams.float()
         dot = (wide * keys * self.gain).sum(dim=-1, keepdim=True) * self._inverse_rms(wide) * self._inverse_rms(keys)

@@ -9,6 +9,7 @@ from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v41.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config, parse
 from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
+from headrace_engine.models.deepseek_v41.formats import rounding
 from headrace_engine.models.deepseek_v41.model import DeepseekV41, Layer
 from headrace_engine.models.deepseek_v41.names import match_checkpoint
 from headrace_engine.models.deepseek_v41.ngram_hash import NgramHash
@@ -16,6 +17,8 @@ from headrace_engine.models.deepseek_v41.token_map import read_token_map
 from headrace_engine.models.info import eos_token_ids, read_configs
 from headrace_engine.models.moe import load_moe
 from headrace_engine.models.progress import LoadProgress
+from headrace_engine.models.projections import read_input_projections
+from headrace_engine.models.rounding import FakeQuantization, Rounding
 
 
 def load_model(
@@ -25,6 +28,7 @@ def load_model(
     num_expert_ranks: int,
     dtype: str,
     cache_dtype: str,
+    fake_quantization: FakeQuantization,
     device: str,
     progress: LoadProgress | None = None,
 ) -> DeepseekV41:
@@ -34,6 +38,7 @@ def load_model(
     """
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
+    rounds = rounding(config, fake_quantization)
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
     dtype = resolve_dtype(dtype, config.dtype, "dtype")
     with Checkpoint(path) as checkpoint:
@@ -43,13 +48,13 @@ def load_model(
         return DeepseekV41(
             config,
             embedding=builder.tensor("embed.weight"),
-            layers=builder.each_layer(lambda index: _layer(builder, config, index), config.num_layers),
+            layers=builder.each_layer(lambda index: _layer(builder, config, rounds, index), config.num_layers),
             engrams=_engrams(builder, config, path),
             norm=builder.wide("norm.weight"),
             head=builder.linear("head.weight"),
             cache_dtype=resolve_dtype(cache_dtype, config.dtype, "cache dtype"),
             eos_token_ids=eos_token_ids({**raw_config["text_config"], **raw_config}, generation_config),
-            digest=computation_digest(config, checkpoint.files, dtype),
+            digest=computation_digest(config, checkpoint.files, dtype, fake_quantization),
         )
 
 
@@ -66,32 +71,31 @@ def _table_name(layer: int) -> str:
     return f"layers.{layer}.engram.embed.weight"
 
 
-def _layer(builder: Builder, config: V41Config, index: int) -> Layer:
+def _layer(builder: Builder, config: V41Config, rounds: Rounding, index: int) -> Layer:
     prefix = f"layers.{index}."
     has_engram = config.engram is not None and index in config.engram.layers
     return Layer(
-        attention=_attention(builder, config, index, f"{prefix}attn."),
-        moe=load_moe(builder, config, f"{prefix}ffn."),
+        attention=_attention(builder, config, rounds, index, f"{prefix}attn."),
+        moe=load_moe(builder, config, f"{prefix}ffn.", rounding=rounds),
         attention_hc=builder.hyper_connection(f"{prefix}hc_attn"),
         moe_hc=builder.hyper_connection(f"{prefix}hc_ffn"),
         attention_norm=builder.wide(f"{prefix}attn_norm.weight"),
         moe_norm=builder.wide(f"{prefix}ffn_norm.weight"),
-        engram=_engram(builder, config, f"{prefix}engram.") if has_engram else None,
+        engram=_engram(builder, config, rounds, f"{prefix}engram.") if has_engram else None,
     )
 
 
-def _attention(builder: Builder, config: V41Config, index: int, prefix: str) -> Attention:
+def _attention(builder: Builder, config: V41Config, rounds: Rounding, index: int, prefix: str) -> Attention:
     mode = config.mode(index)
     is_index_source = mode in (LayerMode.FULL, LayerMode.REINDEX)
-    inputs = [["wq_a"], ["wkv"]]  # outputs that stay together
+    of_source = []  # outputs that stay together
     if is_index_source:
-        inputs.append(["indexer.weights_proj"])
+        of_source.append(["indexer.weights_proj"])
     if mode is LayerMode.FULL:
-        inputs.append(["compressor.wkv", "compressor.wgate"] if config.ratios[index] > 1 else ["compressor.wkv"])
-    w_in, in_splits = builder.fused_linear([[f"{prefix}{name}.weight" for name in names] for names in inputs])
+        of_source.append(["compressor.wkv", "compressor.wgate"] if config.ratios[index] > 1 else ["compressor.wkv"])
+    w_in = read_input_projections(builder, prefix, [["wq_a"], ["wkv"]], of_source, rounds)
     weights = AttentionWeights(
         w_in=w_in,
-        in_splits=in_splits,
         w_q=builder.linear(f"{prefix}wq_b.weight"),
         w_out_a=builder.grouped_linear(f"{prefix}wo_a.weight", config.num_output_groups),
         w_out_b=builder.linear(f"{prefix}wo_b.weight"),
@@ -107,9 +111,9 @@ def _attention(builder: Builder, config: V41Config, index: int, prefix: str) -> 
             w_key=builder.linear(f"{prefix}indexer.wk.weight"),
             key_norm=builder.wide(f"{prefix}indexer.k_norm.weight"),
         )
-    return Attention(config, index, weights, compressor)
+    return Attention(config, index, weights, compressor, rounds)
 
 
-def _engram(builder: Builder, config: V41Config, prefix: str) -> Engram:
+def _engram(builder: Builder, config: V41Config, rounds: Rounding, prefix: str) -> Engram:
     gain = builder.wide(f"{prefix}q_weight") * builder.wide(f"{prefix}k_weight")
-    return Engram(builder.linear(f"{prefix}wkv.weight"), gain, config.norm_eps)
+    return Engram(builder.linear(f"{prefix}wkv.weight"), gain, config.norm_eps, rounds)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_engine.kv.records import INDEX_68, KV_288, KV_528
+from headrace_engine.kv.records import INDEX_68, KV_288, KV_528, CacheRecords
 from headrace_engine.models.deepseek_v41.cache import cache_groups
 from headrace_engine.models.deepseek_v41.config import describe, parse
 from headrace_engine.models.deepseek_v41.draft import drafter_shapes, layer_config, parse_drafter
 from headrace_engine.models.deepseek_v41.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.dspark.config import cache_groups as draft_groups
 from headrace_engine.models.names import Shape
-from headrace_engine.models.outline import DrafterOutline, Outline, PackedCache, TensorOutline
+from headrace_engine.models.outline import DrafterOutline, Outline, TensorOutline
 from headrace_engine.models.shards import Storage
 
 _WIDE = re.compile(
@@ -29,7 +29,7 @@ def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any],
         info=describe(raw_config, generation_config),
         layer_kinds=tuple(config.mode(layer).value for layer in range(config.num_layers)),
         cache_groups=cache_groups(config, cache_dtype),
-        packed_caches=tuple(PackedCache(KV_528, each, INDEX_68) for each in (KV_528, KV_288)) if fits else (),
+        packed_caches=tuple(CacheRecords(KV_528, each, INDEX_68) for each in (KV_528, KV_288)) if fits else (),
         tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
         drafter=_drafter(raw_config, cache_dtype),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.models.deepseek_v41.compressor import Closing, closing_groups
+from headrace_engine.models.closing import Closing, closing_groups, sequence_of_token
 from headrace_engine.models.protocol import ForwardBatch
 from headrace_engine.models.rope import StepRope, step_rope
 
@@ -25,9 +25,7 @@ class Step:
 
 def begin_step(batch: ForwardBatch, frequencies: Mapping[bool, torch.Tensor], ratios: Iterable[int]) -> Step:
     """frequencies: of rope by "has compressed entries"; ratios: of the kv sources."""
-    device = batch.token_ids.device
-    lengths = torch.tensor(batch.query_lens, dtype=torch.int64, device=device)
-    sequence = torch.repeat_interleave(torch.arange(len(batch.query_lens), device=device), lengths)
+    sequence = sequence_of_token(batch)
     closing = {ratio: closing_groups(batch, sequence, ratio) for ratio in ratios}
     return Step(
         sequence,

@@ -30,6 +30,7 @@ def engine_command(template: RoleTemplate, role: str, pod: int, site: Site) -> l
     command += ["--rendezvous-port", str(site.rendezvous_port), "--control-port", str(site.control_port)]
     command += ["--max-model-len", str(engine.max_model_len), "--block-size", str(engine.block_size)]
     command += ["--dtype", engine.dtype, "--cache-dtype", engine.cache_dtype]
+    command += ["--fake-quantization", engine.fake_quantization]
     command += ["--max-batch-tokens", str(engine.max_batch_tokens), "--max-sequences", str(engine.max_sequences)]
     command += ["--num-blocks", str(engine.num_blocks), "--lease-seconds", str(template.transfer.lease_seconds)]
     if engine.threads is not None:
