@@ -84,6 +84,14 @@ class LeavingGroup(StatusModel):
     revision: str = Field(max_length=63, description="Revision of the group.")
 
 
+class AutoScalingFloor(StatusModel):
+    """A count of groups below which a role was short when it last gave."""
+
+    role: str = Field(max_length=63, description="Name of the role.")
+    replicas: int = Field(description="Groups that it keeps.")
+    until: str = Field(description="Until when (UTC).", json_schema_extra={"format": "date-time"})
+
+
 class AutoScalingStatus(StatusModel):
     """What scaling.mode Auto came to, and its memory between looks and restarts of the operator."""
 
@@ -113,6 +121,18 @@ class AutoScalingStatus(StatusModel):
     )
     last_move_to: str | None = Field(default=None, max_length=63, description="The role that got them.")
     last_move_message: Line | None = Field(default=None, description="From what to what, and why.")
+    last_move_got: int = Field(default=0, description="Groups that they were.")
+    last_move_given: int = Field(default=0, description="Groups that the other role gave for them.")
+    last_move_pressure_percent: int = Field(
+        default=0,
+        description="Percent of its targets that the role was at; where the other gets worse, it is undone.",
+    )
+    floors: list[AutoScalingFloor] = Field(
+        default_factory=list,
+        max_length=2,
+        description="Counts of groups that moves are not to go below for now, since one that did was undone.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
     num_moves_back: int = Field(default=0, description="Moves back in a row; each doubles the wait for another.")
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from headrace_operator import names
 from headrace_operator.api import DisaggDeployment, Role
 from headrace_operator.api_autoscale import AutoScaling
-from headrace_operator.api_status import AutoScalingStatus, Status
-from headrace_operator.balance import Memory, Rules, Side, State, Verdict, balance, fitted
+from headrace_operator.api_status import AutoScalingFloor, AutoScalingStatus, Status
+from headrace_operator.balance import Floor, Memory, Rules, Side, State, Verdict, balance, fitted
 from headrace_operator.groups import Gate, GroupKey, GroupState, Pod, group_state
 from headrace_operator.observe import Observed
 from headrace_operator.plans import Note
@@ -123,6 +123,10 @@ def _memory(stored: AutoScalingStatus | None) -> Memory:
         moved_to=stored.last_move_to or "",
         moved_why=stored.last_move_message or "",
         num_reversals=stored.num_moves_back,
+        num_got=stored.last_move_got,
+        num_given=stored.last_move_given,
+        pressure=stored.last_move_pressure_percent / 100,
+        floors=tuple(Floor(floor.role, floor.replicas, epoch_seconds(floor.until)) for floor in stored.floors),
     )
 
 
@@ -139,6 +143,13 @@ def _status(verdict: Verdict, dry_run: bool, before: AutoScalingStatus | None, n
         last_move_to=memory.moved_to or None,
         last_move_message=memory.moved_why or None,
         num_moves_back=memory.num_reversals,
+        last_move_got=memory.num_got,
+        last_move_given=memory.num_given,
+        last_move_pressure_percent=round(min(memory.pressure, 1e6) * 100),
+        floors=[
+            AutoScalingFloor(role=floor.role, replicas=floor.replicas, until=timestamp(floor.until))
+            for floor in memory.floors
+        ],
     )
     if before is None:
         return status

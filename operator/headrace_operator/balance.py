@@ -7,9 +7,12 @@
    load would have foretold.
 3. It must have been short at every look for `hold_seconds`, and the last move must be `cooldown_seconds` ago. Loads may
    be mistold, so a move back waits for twice as long, and so on up to sixteen times: the worst is bounded.
-4. As many groups move as the load asks for, at most as many as the role has. What a larger donor group leaves over is
+4. A load may still foretell too little (`pressure.py` says what it takes for granted). So a move that makes the giver
+   more short than the other role was before is *undone* after one cool-down, whatever the other role would like, and
+   the giver does not give below that count again while the move is remembered.
+5. As many groups move as the load asks for, at most as many as the role has. What a larger donor group leaves over is
    filled as well.
-5. Nothing moves while anything of a role is not known, or while a role has not all of its groups ready.
+6. Nothing moves while anything of a role is not known, or while a role has not all of its groups ready.
 
 What outlives a look is the `Memory`.
 """
@@ -61,6 +64,15 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """A role was short with fewer groups: it gives none below this count for now."""
+
+    role: str
+    replicas: int
+    until: float  # epoch seconds
+
+
+@dataclass(frozen=True)
 class Memory:
     """What must outlive a look. Times are epoch seconds."""
 
@@ -71,6 +83,10 @@ class Memory:
     moved_to: str = ""
     moved_why: str = ""
     num_reversals: int = 0  # moves back, in a row
+    num_got: int = 0  # groups, by the last move
+    num_given: int = 0  # for it, by the other role
+    pressure: float = 0.0  # of the role that got them, before
+    floors: tuple[Floor, ...] = ()
 
 
 class State(enum.StrEnum):
@@ -114,6 +130,7 @@ class Move:
 def balance(first: Side, second: Side, rules: Rules, memory: Memory, now: float) -> Verdict:
     """What to do with two roles whose counts are within their bounds (`fitted`)."""
     replicas = {side.name: side.replicas for side in (first, second)}
+    memory = replace(memory, floors=tuple(floor for floor in memory.floors if floor.until > now))
     calm = replace(memory, short="", since=0.0, seen=0.0)
     unsettled = [side for side in (first, second) if not side.is_settled]
     if unsettled:
@@ -126,7 +143,8 @@ def balance(first: Side, second: Side, rules: Rules, memory: Memory, now: float)
     to, giver = sorted((first, second), key=lambda side: -side.pressed.pressure if side.pressed else 0.0)
     if to.pressed is None or to.pressed.pressure <= 1:
         return Verdict(State.BALANCED, told, replicas, calm)
-    move, obstacle = _move(to, giver, rules)
+    undo = _undo(to, giver, rules, memory)
+    move, obstacle = (undo, "") if undo else _move(to, _floored(giver, memory), rules)
     if move is None:
         return Verdict(State.LIMITED, f"{obstacle}; {told}", replicas, calm)
     memory = _noted(memory, to.name, now)
@@ -134,7 +152,7 @@ def balance(first: Side, second: Side, rules: Rules, memory: Memory, now: float)
     if held < rules.hold_seconds:
         wait = f"{to.name} gets groups once it has been short for {rules.hold_seconds:.0f} s"
         return Verdict(State.HOLDING, f"{wait}; {told}", replicas, memory)
-    is_back = _is_back(move, memory, rules, now)
+    is_back = undo is None and _is_back(move, memory, rules, now)
     backoff = min(MAX_BACKOFF, 2 ** (memory.num_reversals + 1)) if is_back else 1
     if memory.moved_at is not None and now - memory.moved_at < backoff * rules.cooldown_seconds:
         wait = f"{to.name} gets groups {backoff * rules.cooldown_seconds:.0f} s after the last move"
@@ -142,9 +160,19 @@ def balance(first: Side, second: Side, rules: Rules, memory: Memory, now: float)
     replicas[to.name] += move.num_got
     replicas[giver.name] -= move.num_given
     is_new = memory.moved_at is None or now - memory.moved_at >= REMEMBERED_COOLDOWNS * rules.cooldown_seconds
-    num_reversals = (0 if is_new else memory.num_reversals) + is_back
-    why = f"{move}; {told}"
-    after = Memory(moved_at=now, moved_to=to.name, moved_why=why, num_reversals=num_reversals)
+    why = f"{move}{', as before the last move' if undo else ''}; {told}"
+    after = Memory(
+        moved_at=now,
+        moved_to=to.name,
+        moved_why=why,
+        num_reversals=(0 if is_new else memory.num_reversals) + is_back,
+        floors=memory.floors,
+    )
+    if undo:
+        floor = Floor(to.name, replicas[to.name], now + REMEMBERED_COOLDOWNS * rules.cooldown_seconds)
+        others = tuple(other for other in memory.floors if other.role != to.name)
+        return Verdict(State.MOVED, why, replicas, replace(after, floors=(*others, floor)))
+    after = replace(after, num_got=move.num_got, num_given=move.num_given, pressure=to.pressed.pressure)
     return Verdict(State.MOVED, why, replicas, after)
 
 
@@ -176,6 +204,23 @@ def _is_back(move: Move, memory: Memory, rules: Rules, now: float) -> bool:
     return now - memory.moved_at < REMEMBERED_COOLDOWNS * rules.cooldown_seconds
 
 
+def _undo(to: Side, giver: Side, rules: Rules, memory: Memory) -> Move | None:
+    """The last move taken back, if it took from `to` and that is now worse off than the other role was."""
+    if memory.moved_to != giver.name or not memory.num_given or to.pressed is None:
+        return None
+    back, left = to.replicas + memory.num_given, giver.replicas - memory.num_got
+    fits = back * to.gpus + left * giver.gpus <= rules.gpu_budget
+    is_allowed = fits and back <= to.max_replicas and left >= giver.min_replicas
+    is_worse = to.pressed.pressure > memory.pressure
+    return Move(to, memory.num_given, giver, memory.num_got) if is_allowed and is_worse else None
+
+
+def _floored(side: Side, memory: Memory) -> Side:
+    """The role with the count that it was short below as its least."""
+    floors = [floor.replicas for floor in memory.floors if floor.role == side.name]
+    return replace(side, min_replicas=max([side.min_replicas, *(min(floor, side.replicas) for floor in floors)]))
+
+
 def _move(to: Side, giver: Side, rules: Rules) -> tuple[Move | None, str]:
     """The move that helps `to`, or why there is none."""
     if to.replicas >= to.max_replicas:
@@ -195,9 +240,12 @@ def _move(to: Side, giver: Side, rules: Rules) -> tuple[Move | None, str]:
 
 def _num_wanted(side: Side) -> int:
     """How many more groups would bring the load of a short role to `AIM`; at most as many as it has."""
-    load = side.pressed.load if side.pressed else 0.0
-    needed = math.ceil(side.replicas * min(load, 2.0) / AIM)
-    return max(1, min(needed - side.replicas, side.replicas))
+    known, count = side.pressed, side.replicas
+    if known is None or not known.load:
+        return 1
+    share = math.pow(min(known.load, math.pow(2.0, known.growth)) / AIM, 1 / known.growth)
+    needed = math.ceil(count * share)
+    return max(1, min(needed - count, count))
 
 
 def _can_give(side: Side, num_given: int) -> bool:
@@ -206,7 +254,7 @@ def _can_give(side: Side, num_given: int) -> bool:
         side.pressed is not None
         and left >= max(1, side.min_replicas)
         and side.pressed.pressure <= RELIEF
-        and side.pressed.load * side.replicas / left <= RELIEF
+        and side.pressed.load_with(side.replicas, left) <= RELIEF
     )
 
 
@@ -216,5 +264,5 @@ def _why_not(side: Side, num_given: int) -> str:
         return f"would have {max(0, left)} groups without the {num_given} to give, of {side.min_replicas} at the least"
     if side.pressed and side.pressed.pressure > RELIEF:
         return f"is at {side.pressed.pressure:.2f} of its targets itself, over {RELIEF}"
-    load = side.pressed.load * side.replicas / left if side.pressed else 0.0
+    load = side.pressed.load_with(side.replicas, left) if side.pressed else 0.0
     return f"would be at {load:.2f} of what {left} groups can do, over {RELIEF}"

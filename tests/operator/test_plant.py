@@ -77,6 +77,28 @@ def test_it_follows_a_shift_of_the_load_and_beats_every_fixed_split(capsys: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("split", [(3, 3), (2, 4), (4, 2)])
+def test_no_more_is_taken_than_the_giver_can_bear(split: tuple[int, int]) -> None:
+    """Of six groups 4P2D serves this mix, and hardly: with one decode group answers pile up without end."""
+    run = loop(*split, lambda now: LONG_PROMPTS, **FAST)
+    run.run(1800)
+    assert run.replicas == {"prefill": 4, "decode": 2}
+    assert len(run.moves) <= 1
+    assert good_share(run, since=900) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_a_move_that_its_load_foretold_wrongly_is_undone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, had it not been known that decode's load grows faster than its requests."""
+    monkeypatch.setattr("headrace_operator.pressure.DECODE_GROWTH", 1.0)
+    run = loop(4, 2, lambda now: LONG_PROMPTS, seed, **FAST)
+    run.run(2400)
+    assert [counts["prefill"] for _, counts in run.moves] == [5, 4]
+    assert run.replicas == {"prefill": 4, "decode": 2}
+
+
+@pytest.mark.slow
 def test_a_load_that_swings_faster_than_it_may_move_costs_few_moves() -> None:
     run = loop(4, 4, lambda now: LONG_PROMPTS if now % 300 < 150 else LONG_ANSWERS, **FAST)
     run.run(3600)

@@ -194,6 +194,14 @@ def test_loads_are_proportional_to_the_work(changes: dict[str, Any], prefill: fl
     assert (first.load, second.load) == (pytest.approx(prefill), pytest.approx(decode))
 
 
+def test_fewer_decode_groups_have_more_than_their_share() -> None:
+    first, second = pressed_prefill(CALM, CALM, WANTED), pressed_decode(CALM, WANTED)
+    assert first is not None
+    assert second is not None
+    assert first.load_with(4, 2) == pytest.approx(2 * first.load)
+    assert second.load_with(4, 2) == pytest.approx(4 * second.load)
+
+
 def test_prompts_that_nobody_computes_are_nothing_known() -> None:
     stuck = replace(CALM, backlog_seconds=None, prompt_seconds=None)
     assert pressed_prefill(stuck, stuck, WANTED) is None
