@@ -10,9 +10,9 @@ from headrace_engine.kernels import Entries, shared_kv_attention
 from headrace_engine.kernels.cases import Random, angles, make_batch, num_blocks
 from headrace_engine.kernels.gpu import attention as gpu
 from headrace_engine.kernels.gpu import launch
-from headrace_engine.kernels.gpu.pages import scatter_entries_reference
+from headrace_engine.kernels.gpu.pages import plain_rows, scatter_entries_reference
 from headrace_engine.kernels.gpu.records import Pages
-from headrace_engine.kv.records import KV_288, KV_528, KV_584, RecordFormat, decode_page
+from headrace_engine.kv.records import KV_288, KV_528, KV_584, RecordFormat
 from headrace_engine.models.protocol import ForwardBatch
 
 HEADS, DIM, HALF, WINDOW, RATIO, BLOCK = 64, 512, 32, 128, 4, 256
@@ -109,8 +109,7 @@ def test_packed_entries_are_attended_as_what_they_decode_to(record: RecordFormat
     scatter_entries_reference(
         random.normal(len(entries), DIM), pages, batch.block_tables, torch.zeros_like(entries), entries
     )
-    decoded = torch.stack([decode_page(page, record) for page in pages.base])
-    plain = torch.stack([decoded, decoded], dim=1)
+    plain = plain_rows(pages).unsqueeze(1).repeat(1, 2, 1, 1)
     expected = shared_kv_attention.attention_reference(*case, Entries(plain, 1, RATIO))
     assert_close(gpu.attention(*case, pages, RATIO), expected, torch.float32)
 

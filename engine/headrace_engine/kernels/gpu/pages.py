@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from headrace_engine.kernels.gpu.records import Layout, Pages, load_entries, store_entry
-from headrace_engine.kv.records import decode_page, encode_page
+from headrace_engine.kernels.records import decode, encode
+from headrace_engine.kv.records import RecordFormat
 
 _ROWS = 16  # of a program that gathers
 
@@ -45,7 +46,7 @@ def scatter_entries(
 def gather_entries_reference(
     pages: Pages, block_tables: torch.Tensor, sequences: torch.Tensor, entries: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    plain = _plain_rows(pages)
+    plain = plain_rows(pages)
     blocks, places = _places(pages.layout, block_tables, sequences, entries)
     return torch.where((entries >= 0).unsqueeze(1), plain[blocks, places], 0).to(dtype)
 
@@ -55,25 +56,26 @@ def scatter_entries_reference(
 ) -> None:
     kept = entries >= 0
     blocks, places = _places(pages.layout, block_tables, sequences[kept], entries[kept])
-    record = pages.record
-    if record is None:
+    if pages.record is None:
         pages.base[blocks, places] = rows[kept].to(pages.cache.dtype)
         return
-    end = pages.layout.per_page * record.value_bytes
-    values = pages.base[:, :end].view(len(pages.cache), -1, record.value_bytes)
-    scales = pages.base[:, end:].view(len(pages.cache), -1, record.scale_bytes)
-    for row, block, place in zip(rows[kept], blocks.tolist(), places.tolist(), strict=True):
-        values[block, place], scales[block, place] = encode_page(row.unsqueeze(0), record).tensor_split(
-            [record.value_bytes]
-        )
+    values, scales = packed_parts(pages, pages.record)
+    values[blocks, places], scales[blocks, places] = encode(rows[kept], pages.record)
 
 
-def _plain_rows(pages: Pages) -> torch.Tensor:
+def plain_rows(pages: Pages) -> torch.Tensor:
     """[blocks, entries per block, n] fp32."""
     if pages.record is None:
         return pages.base.float()
-    decoded = [decode_page(page, pages.record) for page in pages.base]
-    return torch.stack(decoded)
+    values, scales = packed_parts(pages, pages.record)
+    return decode(values.flatten(0, 1), scales.flatten(0, 1), pages.record).view(*values.shape[:2], -1)
+
+
+def packed_parts(pages: Pages, record: RecordFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements [blocks, entries per block, value bytes] and scales [..., scale bytes] of the layer, views of its cache."""
+    end = pages.layout.per_page * record.value_bytes
+    values = pages.base[:, :end].view(len(pages.cache), -1, record.value_bytes)
+    return values, pages.base[:, end:].view(len(pages.cache), -1, record.scale_bytes)
 
 
 def _places(

@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 
 from headrace_engine.kernels.gpu import numbers
-from headrace_engine.kv.records import Element, RecordFormat, Scale
+from headrace_engine.kv.records import RecordFormat, Scale
 
 _SCALES = {Scale.UE8M0: numbers.UE8M0.value, Scale.E4M3: numbers.E4M3.value, Scale.FP32: numbers.FP32.value}
-_LARGEST = {Element.E4M3: 448.0, Element.E2M1: 6.0}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Pages:
     """One layer of a paged cache group.
 
     cache [blocks, layers, entries per block, n] of plain rows (record None), or [blocks, layers, page bytes] uint8 with
-    pages as kv.records.encode_page makes them.
+    pages as kv.records says.
     """
 
     cache: torch.Tensor
@@ -48,6 +47,8 @@ class Pages:
         is_packed = self.cache.dtype is torch.uint8 and self.cache.ndim == 3
         if not self.cache.is_contiguous() or is_packed is (record is None):
             raise ValueError("pages: cache must be contiguous, plain rows in 4 dimensions or packed bytes in 3")
+        if record is not None and record.quantized_dim % record.block:
+            raise ValueError(f"pages: {record.name} records end in a part of a block")
         if record is not None and page.numel() % record.record_bytes:
             raise ValueError(f"pages: {page.numel()} bytes are no number of {record.name} records")
 
@@ -76,7 +77,7 @@ class Pages:
             record.value_bytes,
             record.scale_bytes,
             record.smallest,
-            _LARGEST[record.element],
+            record.element.largest,
         )
 
 
@@ -129,7 +130,7 @@ def _load_factors(scales, blocks, mask, SCALE: tl.constexpr):
 
 @triton.jit
 def store_entry(base, block_stride, block, place, entry, LAYOUT: tl.constexpr):
-    """Writes one entry [dim] fp32 to its place in a page, as kv.records.encode_page does."""
+    """Writes one entry [dim] fp32, finite, to its place in a page, as kernels.records.encode does."""
     dims = tl.arange(0, LAYOUT.dim)
     page = base + block.to(tl.int64) * block_stride
     if LAYOUT.bits >= 16:
