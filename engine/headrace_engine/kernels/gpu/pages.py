@@ -72,7 +72,7 @@ def plain_rows(pages: Pages) -> torch.Tensor:
 
 
 def packed_parts(pages: Pages, record: RecordFormat) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements [blocks, entries per block, value bytes] and scales [..., scale bytes] of the layer, views of its cache."""
+    """The layer's elements [blocks, entries, value bytes] and scales [blocks, entries, scale bytes]; views."""
     end = pages.layout.per_page * record.value_bytes
     values = pages.base[:, :end].view(len(pages.cache), -1, record.value_bytes)
     return values, pages.base[:, end:].view(len(pages.cache), -1, record.scale_bytes)

@@ -71,7 +71,7 @@ def parse_dspark(config: Mapping[str, Any], *, num_stages: int, reads_exits: boo
     if targets != sorted(set(targets)):
         raise ModelError(f"config.json: dspark_target_layer_ids must ascend, got {targets}")
     noise = config.get("dspark_noise_token_id")
-    if not _is_below(vocab_size, noise):
+    if noise is None or not _is_below(vocab_size, noise):
         raise ModelError(f"config.json: dspark_noise_token_id must be a token id, got {noise!r}")
     return DsparkConfig(
         num_stages=num_stages,
