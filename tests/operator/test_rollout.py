@@ -23,7 +23,12 @@ from tests.operator.role_worlds import (
 )
 
 from headrace_operator.groups import GroupState, Pod, Rebuild, Strategy, Trouble, group_state
-from headrace_operator.names import REASON_NO_CAPACITY, REASON_PAUSED, REASON_UNSCHEDULABLE
+from headrace_operator.names import (
+    REASON_NO_CAPACITY,
+    REASON_PAUSED,
+    REASON_SHRINKING_FIRST,
+    REASON_UNSCHEDULABLE,
+)
 from headrace_operator.plans import RolePlan
 from headrace_operator.rollout import plan_deployment
 from headrace_operator.upkeep import BROKEN_GRACE_SECONDS
@@ -301,3 +306,20 @@ def test_of_two_groups_of_a_slot_one_gives_its_room_to_a_slot_that_finds_none(
     plan = plan_deployment([state(groups, replicas=2)], strategy, NOW, lambda key: "there is no room")["decode"]
     assert [(k.revision, k.index) for k in plan.leaving] == gone
     assert [note.reason for note in plan.notes] == ["SurgeGivenBack"] * len(gone)
+
+
+def test_while_a_slot_holds_two_groups_that_no_surge_allows_another_role_does_not_grow() -> None:
+    """Left of an earlier change. The spec asks for 2 x 4 + 3 x 4 GPUs; three prefill groups and two decode groups are
+    there, which are as many."""
+    prefill = {("old", 0): (pod(ready=False),), ("new", 0): (pod(1, ready=False),), ("new", 1): (pod(2),)}
+    decode = {("new", 0): (pod(3),), ("new", 1): (pod(4),)}
+    plans = plan_deployment(
+        [
+            state(prefill, role="prefill", replicas=2, gpus=4),
+            state(decode, role="decode", replicas=3, gpus=4),
+        ],
+        Strategy(),
+        NOW,
+    )
+    assert created(plans["decode"]) == []
+    assert [trouble.reason for trouble in plans["decode"].blocked] == [REASON_SHRINKING_FIRST]
