@@ -124,6 +124,7 @@ def decide(
     applications, repairs = applications_of(
         [body for body in wanted if body["kind"] not in companions.problems], observed
     )
+    others = observed.strangers - {(kind, name) for kind, name, _ in observed.leftovers}
     drains = plan_drains(
         observed.groups,
         [deletion for plan in plans.values() for deletion in plan.delete],
@@ -143,7 +144,10 @@ def decide(
             list(drains.delete)
             + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
         ),
-        delete_children=tuple(unwanted(observed, desired, revisions)),
+        delete_children=(
+            *unwanted(observed, desired, revisions),
+            *(ChildDeletion(*leftover) for leftover in observed.leftovers),
+        ),
         notes=(
             *scaling.notes,
             *(note for plan in plans.values() for note in plan.notes),
@@ -152,7 +156,7 @@ def decide(
         ),
         repairs=tuple(repairs),
         drains=drains,
-        taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.strangers),
+        taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in others),
         admission=admission,
     )
 

@@ -30,6 +30,8 @@ class Observed:
     misnamed: tuple[Pod, ...] = field(default=())  # our pods whose labels no longer fit their name
     loads: Mapping[GroupKey, Load] = field(default_factory=dict)  # what engines said that were asked
     samples: Mapping[GroupKey, Sample] | None = None  # how serving groups are; None: none has been asked yet
+    # (kind, name, uid) of strangers that a deployment of the same name owned which is gone, as its name is taken
+    leftovers: tuple[tuple[str, str, str], ...] = ()
 
 
 class ParsedPods:
@@ -64,12 +66,15 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
     parsed = parsed or ParsedPods()
     children: dict[tuple[str, str], Body] = {}
     strangers: set[tuple[str, str]] = set()
+    leftovers = []
     for body in objects:
         key = (body["kind"], body["metadata"]["name"])
         if controller_uid(body) == uid:
             children[key] = body
         elif body["kind"] != "Pod" or names.LABEL_GROUP in _labels(body):  # the router's pods are its Deployment's
             strangers.add(key)
+            if _is_leftover(deployment, body):
+                leftovers.append((*key, str(body["metadata"]["uid"])))
     domains = {name: body for (kind, name), body in children.items() if kind == names.COMPUTE_DOMAIN_KIND}
     groups: dict[GroupKey, list[Pod]] = {}
     misnamed = []
@@ -92,6 +97,7 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
         groups={key: tuple(sorted(pods, key=lambda pod: pod.index)) for key, pods in groups.items()},
         templates=_templates(children),
         misnamed=tuple(misnamed),
+        leftovers=tuple(leftovers),
     )
 
 
@@ -101,6 +107,13 @@ def controller_uid(body: Body) -> str | None:
         if reference.get("controller"):
             return str(reference.get("uid"))
     return None
+
+
+def _is_leftover(deployment: str, body: Body) -> bool:
+    """Whether a deployment of this name owned an object that is not ours, and it is not being deleted yet."""
+    owners = [reference for reference in body["metadata"].get("ownerReferences") or () if reference.get("controller")]
+    is_of_our_name = any(owner.get("kind") == names.KIND and owner.get("name") == deployment for owner in owners)
+    return is_of_our_name and "deletionTimestamp" not in body["metadata"]
 
 
 def _labels(body: Body) -> Mapping[str, str]:

@@ -127,6 +127,8 @@ class Reconciler:
         with self._pace.thinking(key, len(objects), now):
             parsed = self._parsed.setdefault(key, ParsedPods())
             observed = observe(key.name, deployment.metadata.uid, objects, parsed)
+        if observed.leftovers and not await self._is_live(key, deployment.metadata.uid):
+            return LAG_SECONDS  # what is taken for a predecessor's could be a successor's, which no watch has shown yet
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         observed = self._with_signals(key, deployment, observed)
@@ -213,6 +215,11 @@ class Reconciler:
         if decision.admission:
             self._inventory.record(key, decision.admission)
         return decision
+
+    async def _is_live(self, key: Key, uid: str) -> bool:
+        """Whether the API server itself has the deployment under this uid."""
+        live = await self._cluster.get(names.KIND, key.namespace, key.name)
+        return live is not None and live["metadata"]["uid"] == uid
 
     def _is_wanted(self, key: Key, uid: str) -> bool:
         """Whether the deployment still exists, as far as the watches have shown, and is not being deleted."""
