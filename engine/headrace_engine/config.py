@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from headrace_engine.core import Role
+from headrace_engine.kv.records import PACKED_CACHES
 
 TINY_FAMILIES = ("v4", "v41")  # that an engine can be asked to write for itself
 TINY_FOLDER_FAMILIES = ("v4", "v4-0731", "v41")  # of the `tiny` command
 DTYPES = ("auto", "float32", "bfloat16")
+CACHE_DTYPES = (*DTYPES, *PACKED_CACHES)
 FAKE_QUANTIZATIONS = ("none", "cache", "all")
 PREFERRED_BLOCK_SIZE = 256  # tokens
 
@@ -121,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--{name.replace('_', '-')} must be one of {', '.join(choices)}")
 
 
-_CHOICES = (("dtype", DTYPES), ("cache_dtype", DTYPES), ("fake_quantization", FAKE_QUANTIZATIONS))
+_CHOICES = (("dtype", DTYPES), ("cache_dtype", CACHE_DTYPES), ("fake_quantization", FAKE_QUANTIZATIONS))
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("data", 1, 4096),
@@ -159,7 +161,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add(model, "tiny", "instead: a small random checkpoint, such as v4:0", metavar="FAMILY:SEED")
     _add(model, "served_model_name", "default: the folder's name", metavar="NAME")
     _add(model, "dtype", "auto keeps the checkpoint's", choices=DTYPES)
-    _add(model, "cache_dtype", "auto keeps the checkpoint's", choices=DTYPES)
+    _add(model, "cache_dtype", "auto keeps the checkpoint's; fp8 and fp4: packed records", choices=CACHE_DTYPES)
     _add(
         model,
         "fake_quantization",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from headrace_engine.config import CACHE_DTYPES
 
 if TYPE_CHECKING:
     from headrace_engine.models.outline import Outline, TensorOutline
@@ -22,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=int, default=1, metavar="N", help="data-parallel ranks (default: 1)")
     parser.add_argument("--expert-parallel", action="store_true", help="the ranks share the experts, else all have all")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of weights in memory")
-    parser.add_argument("--cache-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the cache")
+    parser.add_argument("--cache-dtype", default="auto", choices=CACHE_DTYPES, help="of the cache")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -36,11 +38,13 @@ def run(arguments: argparse.Namespace) -> str:
     if not 1 <= num_expert_ranks <= outline.info.num_experts or outline.info.num_experts % num_expert_ranks:
         raise models.ModelError(f"{outline.info.num_experts} experts do not split over {num_expert_ranks} ranks")
     dtype = outline.info.dtype if arguments.dtype == "auto" else arguments.dtype
-    found = report(outline, stored, dtype=dtype, num_expert_ranks=num_expert_ranks)
+    found = report(outline, stored, dtype=dtype, cache_dtype=arguments.cache_dtype, num_expert_ranks=num_expert_ranks)
     return json.dumps(found, indent=1) if arguments.output == "json" else table(found)
 
 
-def report(outline: Outline, stored: dict[str, int] | None, *, dtype: str, num_expert_ranks: int) -> dict[str, Any]:
+def report(
+    outline: Outline, stored: dict[str, int] | None, *, dtype: str, cache_dtype: str, num_expert_ranks: int
+) -> dict[str, Any]:
     """stored: bytes of each tensor in the checkpoint; None: there are no weights, sizes are those of published ones."""
     info, tensors = outline.info, outline.tensors
     return {
@@ -50,7 +54,7 @@ def report(outline: Outline, stored: dict[str, int] | None, *, dtype: str, num_e
         "block_multiple": info.block_multiple,
         "layers": list(outline.layer_kinds),
         "cache_groups": [_group(group) for group in outline.cache_groups],
-        "cache_bytes": _cache_rows(outline),
+        "cache_bytes": _cache_rows(outline, cache_dtype),
         "weights": {
             "num_expert_ranks": num_expert_ranks,
             "num_experts_per_rank": info.num_experts // num_expert_ranks,
@@ -114,32 +118,37 @@ def _group(group: CacheGroup) -> dict[str, Any]:
         "layers": list(group.layers),
         "tokens_per_entry": group.tokens_per_entry if is_paged else None,
         "rows": None if is_paged else group.rows,
-        "dtype": group.dtype,
+        "dtype": group.format_name,
         "bytes_per_entry": group.bytes_per_entry,
         "transfer": group.transfer.value,
     }
 
 
-def _cache_rows(outline: Outline) -> list[dict[str, Any]]:
+def _cache_rows(outline: Outline, cache_dtype: str) -> list[dict[str, Any]]:
     from headrace_engine.models.outline import cache_bytes
-    from headrace_engine.models.protocol import Holds
+    from headrace_engine.models.protocol import packed_groups
 
     groups = outline.cache_groups
-    own = next(group.dtype for group in groups if group.holds is Holds.WINDOW)
-    rows = [(own, True, cache_bytes(groups))]
-    for packed in outline.packed_caches:
-        names = dict.fromkeys((packed.window.name, packed.compressed.name, packed.index_key.name))
-        rows.append((" + ".join(names), False, cache_bytes(groups, packed)))
+    rows = [(cache_dtype, _format_names(groups), cache_bytes(groups))]
+    for other in outline.packed_caches.keys() - {cache_dtype}:
+        packed = packed_groups(groups, outline.packed_caches[other])
+        rows.append((other, _format_names(packed), cache_bytes(packed)))
     return [
         {
-            "format": name,
-            "served": is_served,
+            "cache_dtype": name,
+            "format": format_names,
             "bytes_per_token": size.per_token,
             "window_bytes_per_sequence": size.window,
             "carry_bytes_per_sequence": size.carry,
         }
-        for name, is_served, size in rows
+        for name, format_names, size in sorted(rows, key=lambda row: -row[2].per_token)
     ]
+
+
+def _format_names(groups: Iterable[CacheGroup]) -> str:
+    from headrace_engine.models.protocol import Holds
+
+    return " + ".join(dict.fromkeys(group.format_name for group in groups if group.holds is not Holds.CARRY))
 
 
 def table(found: dict[str, Any]) -> str:
@@ -148,7 +157,8 @@ def table(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(found["layers"]).items())
     formats = [
         (
-            row["format"] + ("" if row["served"] else " *"),
+            row["cache_dtype"],
+            row["format"],
             f"{row['bytes_per_token']:,.2f}",
             f"{row['window_bytes_per_sequence']:,}",
             f"{row['carry_bytes_per_sequence']:,}",
@@ -161,8 +171,7 @@ def table(found: dict[str, Any]) -> str:
         "",
         *_groups_table(found["cache_groups"]),
         "",
-        *_columns(("CACHE FORMAT", "BYTES/TOKEN", "WINDOW BYTES/SEQUENCE", "CARRY BYTES/SEQUENCE"), formats),
-        *(["* of other engines; this one keeps plain entries"] if len(formats) > 1 else []),
+        *_columns(("CACHE DTYPE", "FORMAT", "BYTES/TOKEN", "WINDOW BYTES/SEQUENCE", "CARRY BYTES/SEQUENCE"), formats),
         "",
         f"a rank of {weights['num_expert_ranks']} has {weights['num_experts_per_rank']} experts of each layer",
         *_ranks_table(weights, weights["dtype"], weights["are_here"]),

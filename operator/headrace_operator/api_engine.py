@@ -13,6 +13,7 @@ from headrace_operator.rules import Rule, RuledModel
 ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^\S+$")]
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 DType = Literal["auto", "float32", "bfloat16"]
+CacheDType = Literal["auto", "float32", "bfloat16", "fp8", "fp4"]
 
 # Flags that the operator derives from typed fields; two sources for one flag would be a lie in one of them.
 _OWN_FLAGS = (
@@ -134,8 +135,10 @@ class Engine(RuledModel):
         "Default: 128.",
     )
     dtype: DType = Field(default="auto", description="Compute type. Default: auto (the checkpoint's own).")
-    cache_dtype: DType = Field(
-        default="auto", description="Type of KV cache entries. Default: auto (the checkpoint's own)."
+    cache_dtype: CacheDType = Field(
+        default="auto",
+        description="Type of KV cache entries: fp8 and fp4 keep packed records (fp4: in the formats that the model was "
+        "trained for, the smallest). Default: auto (the checkpoint's own).",
     )
     fake_quantization: Literal["none", "cache", "all"] = Field(
         default="none",

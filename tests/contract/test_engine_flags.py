@@ -183,8 +183,8 @@ def test_the_engine_takes_every_number_that_the_resource_may_have(model: type, f
 
 
 def test_both_sides_know_the_same_types() -> None:
-    for field in ("dtype", "cache_dtype"):
-        assert set(Engine.model_fields[field].annotation.__args__) == set(config.DTYPES)  # type: ignore[union-attr]
+    for field, known in (("dtype", config.DTYPES), ("cache_dtype", config.CACHE_DTYPES)):
+        assert set(Engine.model_fields[field].annotation.__args__) == set(known)  # type: ignore[union-attr]
     roundings = Engine.model_fields["fake_quantization"].annotation.__args__  # type: ignore[union-attr]
     assert roundings == config.FAKE_QUANTIZATIONS == tuple(FakeQuantization)
 

@@ -20,7 +20,7 @@ from headrace_engine.kernels.hyper_connection import (
 from headrace_engine.kernels.indexer import select_entries, select_entries_and_runs, select_within_runs
 from headrace_engine.kernels.linears import grouped_linear, linear
 from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm_rope
-from headrace_engine.kernels.records import round_to_records
+from headrace_engine.kernels.records import read_records, round_to_records, write_records
 from headrace_engine.kernels.routing import route
 from headrace_engine.kernels.shared_kv_attention import Entries, attention, write_ring
 from headrace_engine.kernels.weights import Weight, prepare, prepare_stack
@@ -42,6 +42,7 @@ __all__ = [
     "linear",
     "prepare",
     "prepare_stack",
+    "read_records",
     "rms_norm",
     "rms_norm_rope",
     "round_to_records",
@@ -53,5 +54,6 @@ __all__ = [
     "sum_choices",
     "weighted_norm",
     "weighted_sum",
+    "write_records",
     "write_ring",
 ]

@@ -31,6 +31,8 @@ _SIGNATURES = {
     "hc_update": "i pppp lll",
     "experts": "iii ppppp lllll f p",
     "round_rows": "i p l lllll if p",
+    "write_records": "i pl pll pp lllll if",
+    "read_records": "i pll lpp lllll if p",
     "sum_choices": "i p lll p",
     "route": "i pppp llll f pp",
     "attention": "i pp pppp ll pll ppp plll pl llll f l p",

@@ -33,6 +33,102 @@ def round_to_records_reference(x: torch.Tensor, record: RecordFormat) -> torch.T
     return decode(*encode(rows, record), record).view(x.shape).to(x.dtype)
 
 
+def write_records(
+    entries: torch.Tensor,
+    pages: torch.Tensor,
+    layer: int,
+    items: torch.Tensor,
+    numbers: torch.Tensor,
+    record: RecordFormat,
+) -> None:
+    """Puts entries [U, dim] dt into one layer of pages [items, layers, page bytes] uint8: number numbers[u] of the page
+    of item items[u], int64 [U] both, no two of them equal."""
+    library = library_for(entries)
+    if library is None:
+        write_records_reference(entries, pages, layer, items, numbers, record)
+        return
+    entries = entries.contiguous()
+    library.headrace_write_records(
+        entries.dtype is torch.bfloat16, entries.data_ptr(), _num_rows(entries, items, numbers, record),
+        *_native_pages(pages, layer, record), items.data_ptr(), numbers.data_ptr(), *native_format(record),
+    )  # fmt: skip
+
+
+def read_records(
+    pages: torch.Tensor,
+    layer: int,
+    items: torch.Tensor,
+    numbers: torch.Tensor,
+    record: RecordFormat,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The entries that `write_records` put there, as they come back: [U, dim] dtype."""
+    out = torch.empty((len(items), record.dim), dtype=dtype, device=pages.device)
+    library = library_for(out)
+    if library is None:
+        return read_records_reference(pages, layer, items, numbers, record, dtype)
+    library.headrace_read_records(
+        dtype is torch.bfloat16, *_native_pages(pages, layer, record), _num_rows(out, items, numbers, record),
+        items.data_ptr(), numbers.data_ptr(), *native_format(record), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def write_records_reference(
+    entries: torch.Tensor,
+    pages: torch.Tensor,
+    layer: int,
+    items: torch.Tensor,
+    numbers: torch.Tensor,
+    record: RecordFormat,
+) -> None:
+    for part, stored in zip(_parts(pages, layer, record), encode(entries, record), strict=True):
+        part[items, numbers] = stored
+
+
+def read_records_reference(
+    pages: torch.Tensor,
+    layer: int,
+    items: torch.Tensor,
+    numbers: torch.Tensor,
+    record: RecordFormat,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    values, scales = (part[items, numbers] for part in _parts(pages, layer, record))
+    return decode(values, scales, record).to(dtype)
+
+
+def _parts(pages: torch.Tensor, layer: int, record: RecordFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a layer's elements [items, entries, value_bytes] and scales [items, entries, scale_bytes]."""
+    per_page = pages.shape[2] // record.record_bytes
+    sizes = [per_page * record.value_bytes, per_page * record.scale_bytes]
+    values, scales = torch.split(pages[:, layer], sizes, dim=1)
+    num_items = len(pages)
+    return (
+        values.view(num_items, per_page, record.value_bytes),
+        scales.view(num_items, per_page, record.scale_bytes),
+    )
+
+
+def _native_pages(pages: torch.Tensor, layer: int, record: RecordFormat) -> tuple[int, int, int]:
+    """(address of the layer's first page, bytes from item to item, entries of a page)."""
+    num_layers, page_bytes = pages.shape[1:]
+    if not (pages.dtype is torch.uint8 and pages.is_contiguous() and 0 <= layer < num_layers):
+        raise ValueError(f"pages {list(pages.shape)} have no layer {layer}, or are no bytes")
+    if page_bytes % record.record_bytes:
+        raise ValueError(f"a page of {page_bytes} bytes holds no whole number of {record.name} records")
+    return pages.data_ptr() + layer * page_bytes, pages.stride(0), page_bytes // record.record_bytes
+
+
+def _num_rows(entries: torch.Tensor, items: torch.Tensor, numbers: torch.Tensor, record: RecordFormat) -> int:
+    shape = (len(items),)
+    if not all(x.dtype is torch.int64 and x.is_contiguous() and x.shape == shape for x in (items, numbers)):
+        raise ValueError("records: items and numbers must be contiguous int64 of one length")
+    if entries.shape != (len(items), record.dim):
+        raise ValueError(f"records: {len(items)} entries of {record.dim} elements, not {list(entries.shape)}")
+    return len(items)
+
+
 def native_format(record: RecordFormat) -> tuple[int, int, int, int, int, int, float]:
     """A format as the compiled kernels take it."""
     scale = (Scale.UE8M0, Scale.E4M3, Scale.FP32).index(record.scale)

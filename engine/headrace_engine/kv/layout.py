@@ -18,8 +18,7 @@ _FORMAT = 1  # counts up when the meaning of cache bytes changes without any fie
 
 def item_bytes(group: CacheGroup, block_size: int) -> int:
     """Bytes of one block (paged) or one slot (state) of a group, all its layers together."""
-    num_layers, num_entries, _ = group.item_shape(block_size)
-    return num_layers * num_entries * group.bytes_per_entry
+    return len(group.layers) * group.num_entries(block_size) * group.bytes_per_entry
 
 
 def block_bytes(groups: Iterable[CacheGroup], block_size: int) -> int:
@@ -61,4 +60,4 @@ def fingerprint(groups: Iterable[CacheGroup], block_size: int, model_digest: str
         "model": model_digest,
         "groups": [dataclasses.asdict(group) for group in groups],
     }
-    return hashlib.blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(record, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()

@@ -117,6 +117,9 @@ INDEX_132, INDEX_68 = fp8_index(128), mxfp4(128)
 FORMATS = (KV_584, KV_528, KV_288, INDEX_132, INDEX_68)
 
 
+PACKED_CACHES = ("fp8", "fp4")  # cache dtypes that stand for packed records; which ones is each family's to say
+
+
 @dataclass(frozen=True)
 class CacheRecords:
     """The formats of a model's cache, by what an entry is."""

@@ -79,8 +79,8 @@ def load(
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
     expert_parallel: rank r of n holds experts [r * E / n, (r + 1) * E / n); otherwise every rank holds all.
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16". fake_quantization: which roundings of
-    its training the model does, a value of rounding.FakeQuantization.
+    dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16"; cache_dtype also "fp8" or "fp4" for
+    packed records. fake_quantization: which roundings of its training the model does (rounding.FakeQuantization).
     """
     if not 0 <= rank < num_ranks:
         raise ModelError(f"rank {rank} is not among {num_ranks} ranks")

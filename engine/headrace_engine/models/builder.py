@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from headrace_engine import kernels
+from headrace_engine.kv.records import PACKED_CACHES
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
@@ -34,13 +35,18 @@ class HyperConnection:
     scale: torch.Tensor
 
 
-def resolve_dtype(name: str, own: str, what: str) -> str:
+def resolve_dtype(name: str, own: str, what: str, others: Collection[str] = ()) -> str:
     """A key of DTYPES for "auto" (the checkpoint's own) or a name. Raises ModelError."""
     if name == "auto":
         return own
     if name not in DTYPES:
-        raise ModelError(f"{what} {name!r} is not supported (supported: auto, float32, bfloat16)")
+        raise ModelError(f"{what} {name!r} is not supported (supported: {', '.join(['auto', *DTYPES, *others])})")
     return name
+
+
+def resolve_cache_dtype(name: str, own: str) -> str:
+    """As resolve_dtype, or the name of packed records (PACKED_CACHES)."""
+    return name if name in PACKED_CACHES else resolve_dtype(name, own, "cache dtype", PACKED_CACHES)
 
 
 def experts_of(rank: int, num_ranks: int, num_experts: int) -> range:

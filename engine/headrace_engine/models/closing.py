@@ -31,6 +31,11 @@ class Closing:
         """[C], where an entry is rotated to."""
         return self.groups * self.ratio
 
+    def places(self, batch: ForwardBatch, per_block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(blocks [C], numbers in them [C]) of the entries in a paged group with so many to a block."""
+        blocks = batch.block_tables[self.sequences, self.groups // per_block].long()
+        return blocks, self.groups % per_block
+
 
 def closing_groups(batch: ForwardBatch, sequence: torch.Tensor, ratio: int) -> Closing:
     """sequence [T]: the sequence of each token."""
@@ -60,12 +65,3 @@ def make_room(closing: Closing, batch: ForwardBatch, per_page: int, dim: int, dt
     tables.view(-1)[used] = torch.arange(len(used), dtype=tables.dtype, device=tables.device)
     pages = torch.empty((len(used), 1, per_page, dim), dtype=dtype, device=tables.device)
     return Room(pages, dataclasses.replace(batch, block_tables=tables), (page, closing.groups % per_page))
-
-
-def write_entries(
-    entries: torch.Tensor, closing: Closing, batch: ForwardBatch, cache: torch.Tensor, layer: int
-) -> None:
-    """Puts entries [C, n] where they belong in a paged cache [blocks, layers, entries per block, n]."""
-    per_block = cache.shape[2]
-    blocks = batch.block_tables[closing.sequences, closing.groups // per_block].long()
-    cache[blocks, layer, closing.groups % per_block] = entries.to(cache.dtype)

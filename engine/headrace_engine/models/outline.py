@@ -74,7 +74,7 @@ class Outline:
     info: ModelInfo
     layer_kinds: tuple[str, ...]  # what each layer attends
     cache_groups: tuple[CacheGroup, ...]
-    packed_caches: tuple[CacheRecords, ...]
+    packed_caches: Mapping[str, CacheRecords]  # by the cache dtype that asks for them
     tensors: tuple[TensorOutline, ...]
     fp8_block: tuple[int, int]  # of the published checkpoints
     drafter: DrafterOutline | None
@@ -87,18 +87,13 @@ class CacheBytes:
     carry: int  # per sequence
 
 
-def cache_bytes(groups: Iterable[CacheGroup], packed: CacheRecords | None = None) -> CacheBytes:
-    """Sizes of a cache in the groups' own dtype, or in packed records. Carries are fp32 in either."""
+def cache_bytes(groups: Iterable[CacheGroup]) -> CacheBytes:
     per_token, fixed = 0.0, {Holds.WINDOW: 0, Holds.CARRY: 0}
     for group in groups:
-        entry_bytes = group.bytes_per_entry
-        if packed is not None and group.holds is not Holds.CARRY:
-            by_kind = {Holds.WINDOW: packed.window, Holds.COMPRESSED: packed.compressed}
-            entry_bytes = by_kind.get(group.holds, packed.index_key).record_bytes
         if group.kind is GroupKind.PAGED:
-            per_token += len(group.layers) * entry_bytes / group.tokens_per_entry
+            per_token += len(group.layers) * group.bytes_per_entry / group.tokens_per_entry
         else:
-            fixed[group.holds] += len(group.layers) * group.rows * entry_bytes
+            fixed[group.holds] += len(group.layers) * group.rows * group.bytes_per_entry
     return CacheBytes(per_token, fixed[Holds.WINDOW], fixed[Holds.CARRY])
 
 

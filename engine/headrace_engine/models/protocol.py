@@ -5,10 +5,13 @@ Shapes: T tokens of S sequences in this step; token rows of one sequence are con
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from headrace_engine.kv.records import CacheRecords, RecordFormat
 
 if TYPE_CHECKING:
     import torch
@@ -46,33 +49,58 @@ class CacheGroup:
 
     PAGED: tensor [num_blocks, num_layers, block_size // tokens_per_entry, entry_dim].
     STATE: tensor [num_slots, num_layers, rows, entry_dim]; the row of position p is p % rows.
+    With a record the last two axes are one, a page of packed records: [items, num_layers, page bytes].
     """
 
     name: str
     kind: GroupKind
     layers: tuple[int, ...]  # model layers that own an entry, in order of the tensor's layer axis
     entry_dim: int
-    dtype: str  # "float32" | "bfloat16"
+    dtype: str  # "float32" | "bfloat16"; "uint8" with `record`
     tokens_per_entry: int = 1  # PAGED: the compression ratio
     rows: int = 0  # STATE only
     holds: Holds = field(kw_only=True)
+    record: RecordFormat | None = field(kw_only=True, default=None)
 
     @property
     def bytes_per_entry(self) -> int:
         """Of one layer's entry or row."""
-        return self.entry_dim * _ELEMENT_BYTES[self.dtype]
+        return self.entry_dim * _ELEMENT_BYTES[self.dtype] if self.record is None else self.record.record_bytes
 
     @property
     def transfer(self) -> Transfer:
         return Transfer.EACH_BLOCK if self.kind is GroupKind.PAGED else Transfer.SLOT_AT_END
 
-    def item_shape(self, block_size: int) -> tuple[int, int, int]:
-        """[layers, entries or rows, dim] of one block or slot."""
+    @property
+    def format_name(self) -> str:
+        """For people."""
+        return self.dtype if self.record is None else self.record.name
+
+    def num_entries(self, block_size: int) -> int:
+        """Entries or rows of one layer in a block or slot."""
         if self.kind is GroupKind.STATE:
-            return (len(self.layers), self.rows, self.entry_dim)
+            return self.rows
         if block_size % self.tokens_per_entry:
             raise ValueError(f"block size {block_size} is no multiple of {self.name}'s ratio {self.tokens_per_entry}")
-        return (len(self.layers), block_size // self.tokens_per_entry, self.entry_dim)
+        return block_size // self.tokens_per_entry
+
+    def item_shape(self, block_size: int) -> tuple[int, ...]:
+        """[layers, entries or rows, dim], or [layers, page bytes], of one block or slot."""
+        num_entries = self.num_entries(block_size)
+        if self.record is None:
+            return (len(self.layers), num_entries, self.entry_dim)
+        return (len(self.layers), num_entries * self.record.record_bytes)
+
+
+def packed_groups(groups: Iterable[CacheGroup], records: CacheRecords | None) -> tuple[CacheGroup, ...]:
+    """The groups with their entries in records of these formats; carries stay as they are. None: all do."""
+    if records is None:
+        return tuple(groups)
+    formats = {Holds.WINDOW: records.window, Holds.COMPRESSED: records.compressed, Holds.INDEX_KEY: records.index_key}
+    return tuple(
+        dataclasses.replace(group, dtype="uint8", record=formats[group.holds]) if group.holds in formats else group
+        for group in groups
+    )
 
 
 @dataclass

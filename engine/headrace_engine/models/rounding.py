@@ -31,6 +31,7 @@ class Rounding:
     """What one model rounds; the default is nothing."""
 
     cache: CacheRecords | None = None
+    kept: CacheRecords | None = None  # of a packed cache: what it keeps in the same format it rounds itself
     turns_index: bool = False  # the indexer's queries and keys go through a Hadamard transform first
     input_block: int = (
         0  # elements of a row that share a scale, before products with FP8 and FP4 weights; 0: not rounded
@@ -38,17 +39,27 @@ class Rounding:
 
     def of_window(self, kv: torch.Tensor) -> torch.Tensor:
         """Rotated key/values [T, n] dt of this step's tokens."""
-        return kv if self.cache is None else _rounded(kv, self.cache.window)
+        if self.cache is None or (self.kept is not None and self.kept.window == self.cache.window):
+            return kv
+        return _rounded(kv, self.cache.window)
 
     def of_compressed(self, entries: torch.Tensor) -> torch.Tensor:
         """Rotated compressed entries [C, n] dt."""
-        return entries if self.cache is None else _rounded(entries, self.cache.compressed)
+        if self.cache is None or (self.kept is not None and self.kept.compressed == self.cache.compressed):
+            return entries
+        return _rounded(entries, self.cache.compressed)
 
-    def of_index(self, x: torch.Tensor) -> torch.Tensor:
-        """The indexer's rotated keys [C, n] or queries [T, heads, n] dt."""
+    def of_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """The indexer's rotated keys [C, n] dt."""
+        if self.cache is not None and self.kept is not None and self.kept.index_key == self.cache.index_key:
+            return turned(keys) if self.turns_index else keys
+        return self.of_queries(keys)
+
+    def of_queries(self, q: torch.Tensor) -> torch.Tensor:
+        """The indexer's rotated queries [T, heads, n] dt."""
         if self.cache is None:
-            return x
-        return _rounded(turned(x) if self.turns_index else x, self.cache.index_key)
+            return q
+        return _rounded(turned(q) if self.turns_index else q, self.cache.index_key)
 
     def of_input(self, x: torch.Tensor) -> torch.Tensor:
         """Rows [M, k] dt that a quantized weight is about to be multiplied with."""

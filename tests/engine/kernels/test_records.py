@@ -8,7 +8,12 @@ from tests.reference.rounding import fp8, mxfp4, nvfp4
 
 from headrace_engine import kernels as ops
 from headrace_engine.kernels.cases import Random
-from headrace_engine.kernels.records import round_to_records_reference
+from headrace_engine.kernels.records import (
+    encode,
+    read_records_reference,
+    round_to_records_reference,
+    write_records_reference,
+)
 from headrace_engine.kv import records
 from headrace_engine.kv.records import RecordFormat
 
@@ -91,3 +96,40 @@ def test_a_row_of_another_width_is_refused() -> None:
 def test_a_format_that_ends_within_a_byte_is_refused() -> None:
     with pytest.raises(ValueError, match="15 elements do not fill whole bytes"):
         records.mxfp4(15)
+
+
+@by_name
+@pytest.mark.usefixtures("kernels")
+def test_pages_are_written_and_read_as_the_reference_does(record: RecordFormat, dtype: torch.dtype) -> None:
+    """Pages of 3 entries in items of 2 layers; what is not written stays."""
+    rows, layer = hard_rows(Random(dtype), record.dim), 1
+    items, numbers = torch.tensor([4, 0, 0, 2, 5, 5, 5, 1]), torch.tensor([2, 0, 1, 0, 2, 0, 1, 1])
+    pages = torch.full((6, 2, 3 * record.record_bytes), 7, dtype=torch.uint8)
+    expected = pages.clone()
+    write_records_reference(rows, expected, layer, items, numbers, record)
+    ops.write_records(rows, pages, layer, items, numbers, record)
+    assert torch.equal(pages, expected)
+    assert bool((pages[:, 0] == 7).all())
+    assert bool((pages[3] == 7).all())
+    read = ops.read_records(pages, layer, items, numbers, record, dtype)
+    assert torch.equal(read, round_to_records_reference(rows, record))
+    assert torch.equal(read, read_records_reference(pages, layer, items, numbers, record, dtype))
+
+
+def test_a_page_has_the_elements_of_all_its_entries_then_their_scales() -> None:
+    record, rows = records.KV_288, torch.randn(2, 512)
+    pages = torch.zeros(1, 1, 2 * record.record_bytes, dtype=torch.uint8)
+    write_records_reference(rows, pages, 0, torch.tensor([0, 0]), torch.tensor([0, 1]), record)
+    values, scales = encode(rows, record)
+    assert torch.equal(pages[0, 0], torch.cat([values.flatten(), scales.flatten()]))
+
+
+def test_pages_that_do_not_fit_are_refused() -> None:
+    rows, one, record = torch.ones(1, 128), torch.zeros(1, dtype=torch.int64), records.INDEX_68
+    pages = torch.zeros(2, 1, 68, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="no whole number of mxfp4-68 records"):
+        ops.write_records(rows, pages[:, :, :60].contiguous(), 0, one, one, record)
+    with pytest.raises(ValueError, match="have no layer 1"):
+        ops.write_records(rows, pages, 1, one, one, record)
+    with pytest.raises(ValueError, match="int64 of one length"):
+        ops.write_records(rows, pages, 0, one.int(), one, record)

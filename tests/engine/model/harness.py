@@ -42,7 +42,7 @@ class PagedRun:
         self.exchange = exchange or LocalExchange()
         self.cache = allocate_cache(model.cache_groups, block_size, num_blocks, num_slots)
         for tensor in self.cache.values():
-            tensor.fill_(torch.nan)
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 0xFF)  # of records: scales that are NaN
         rng = random.Random(seed)
         self.free_blocks = rng.sample(range(num_blocks), num_blocks)
         self.free_slots = rng.sample(range(num_slots), num_slots)

@@ -16,7 +16,7 @@ from headrace_engine.cli import main
 from headrace_engine.kernels import Weight
 from headrace_engine.kv.records import INDEX_68, KV_288, KV_528, CacheRecords
 from headrace_engine.models.outline import CacheBytes, cache_bytes
-from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds, packed_groups
 from headrace_engine.models.tiny import write_tiny
 
 V4_FLASH: dict[str, Any] = {
@@ -57,7 +57,9 @@ def flash(tmp_path: Path) -> str:
 
 
 def test_the_published_cache_sizes_of_v4_flash(flash: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {row["format"]: row for row in described(capsys, flash)["cache_bytes"]}
+    rows = described(capsys, flash)["cache_bytes"]
+    assert [row["cache_dtype"] for row in rows] == ["auto", "fp8", "fp4"]
+    sizes = {row["format"]: row for row in rows}
     assert {name: row["bytes_per_token"] for name, row in sizes.items()} == {
         "bfloat16": 6880,
         "fp8-584 + fp8-132": 3850.25,
@@ -93,7 +95,8 @@ def test_the_published_cache_sizes_of_v41_flash(compressed: Any, per_token: floa
             CacheGroup(f"{name}_index", paged, layers, 128, "bfloat16", ratio, holds=Holds.INDEX_KEY),
         ]
     assert cache_bytes(groups) == CacheBytes(3200, 5_242_880, 0)
-    assert cache_bytes(groups, CacheRecords(KV_528, compressed, INDEX_68)) == CacheBytes(per_token, 2_703_360, 0)
+    packed = packed_groups(groups, CacheRecords(KV_528, compressed, INDEX_68))
+    assert cache_bytes(packed) == CacheBytes(per_token, 2_703_360, 0)
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -122,9 +125,12 @@ def test_the_memory_of_a_rank_is_that_of_the_loaded_model(
     assert described(capsys, str(tiny_path), *options)["weights"]["rank_memory_bytes"]["total"] == num_bytes
 
 
-def test_the_cache_groups_are_those_of_the_loaded_model(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = models.load(tiny_path, cache_dtype="bfloat16")
-    groups = described(capsys, str(tiny_path), "--cache-dtype", "bfloat16")["cache_groups"]
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "fp8", "fp4"])
+def test_the_cache_groups_are_those_of_the_loaded_model(
+    tiny_path: Path, capsys: pytest.CaptureFixture[str], cache_dtype: str
+) -> None:
+    model = models.load(tiny_path, cache_dtype=cache_dtype)
+    groups = described(capsys, str(tiny_path), "--cache-dtype", cache_dtype)["cache_groups"]
     assert [group["name"] for group in groups] == [group.name for group in model.cache_groups]
     assert [group["bytes_per_entry"] for group in groups] == [group.bytes_per_entry for group in model.cache_groups]
 

@@ -113,5 +113,5 @@ def test_the_hadamard_transform_keeps_products_and_undoes_itself(n: int) -> None
 def test_an_index_width_without_a_hadamard_transform_is_refused() -> None:
     config = parse({**TINY_CONFIG, "index_head_dim": 24})
     with pytest.raises(ModelError, match="power of two, not 24"):
-        rounding(config, FakeQuantization.CACHE)
-    assert rounding(config, FakeQuantization.NONE).cache is None
+        rounding(config, FakeQuantization.CACHE, "float32")
+    assert rounding(config, FakeQuantization.NONE, "float32").cache is None

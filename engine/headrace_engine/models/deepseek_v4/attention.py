@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from headrace_engine import kernels
-from headrace_engine.models.closing import make_room, write_entries
+from headrace_engine.models.access import PlainCache, Reads
+from headrace_engine.models.closing import make_room
 from headrace_engine.models.deepseek_v4.cache import CARRY_OF_KIND, INDEX, INDEX_CARRY, KV_OF_KIND, WINDOW
 from headrace_engine.models.deepseek_v4.config import V4Config
 from headrace_engine.models.deepseek_v4.step import Step
@@ -63,7 +63,7 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.index_scale = (config.index_dim * config.index_heads) ** -0.5
 
-    def run(self, x: torch.Tensor, batch: ForwardBatch, step: Step, cache: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, x: torch.Tensor, batch: ForwardBatch, step: Step, cache: PlainCache) -> torch.Tensor:
         """x [T, hidden] dt, normed -> the sublayer's output [T, hidden] dt. Reads and writes the cache."""
         config, weights, rope = self.config, self.weights, step.ropes[self.compressor is not None]
         latent, kv, *compressed = weights.w_in.run(x)
@@ -71,15 +71,10 @@ class Attention:
         q = kernels.linear(latent, weights.w_q).view(-1, config.num_heads, config.head_dim)
         kernels.head_norm_rope(q, rope.cos, rope.sin, config.norm_eps)
         kv = kernels.rms_norm_rope(kv, weights.kv_norm, rope.cos, rope.sin, config.norm_eps)
-        kv = self.rounding.of_window(kv)
-        window = cache[WINDOW]
-        if window.dtype is not kv.dtype:
-            kv = kv.to(window.dtype).to(kv.dtype)  # seen as the cache keeps it, however the prompt is cut into chunks
-        entries = self._compress(latent, compressed, batch, step, cache)
-        attended = kernels.attention(
-            q, kv, batch, window, self.layer, config.window, weights.sinks, self.scale, rope.cos, rope.sin, entries
-        )
-        kernels.write_ring(kv, window, self.layer, batch)
+        kv = cache.seen(self.rounding.of_window(kv), WINDOW)
+        reads = self._compress(latent, compressed, batch, step, cache)
+        attended = cache.attend(q, kv, WINDOW, self.layer, config.window, weights.sinks, self.scale, rope, reads)
+        cache.keep_window(kv, WINDOW, self.layer)
         return self._project_out(attended)
 
     def _compress(
@@ -88,22 +83,26 @@ class Attention:
         projected: list[torch.Tensor],
         batch: ForwardBatch,
         step: Step,
-        cache: Mapping[str, torch.Tensor],
-    ) -> kernels.Entries | None:
+        cache: PlainCache,
+    ) -> Reads | None:
         """Closes the step's groups; the entries that the queries may see."""
         if self.compressor is None:
             return None
-        ratio, entries = self.config.ratio(self.kind), cache[KV_OF_KIND[self.kind]]
-        carry = cache[CARRY_OF_KIND[self.kind]]
-        self._close_groups(self.compressor, projected[0], batch, step, carry, entries, self.rounding.of_compressed)
+        ratio, carry = self.config.ratio(self.kind), cache.tensors[CARRY_OF_KIND[self.kind]]
+        group = KV_OF_KIND[self.kind]
+        closed = self._close_groups(self.compressor, projected[0], batch, step, carry, group, cache)
+        if closed is not None:
+            entries = self.rounding.of_compressed(closed)
+            cache.keep_compressed(entries, step.closing(ratio), group, self.layer_in_kind)
         selected = None
         if self.index_compressor is not None:
-            keys = cache[INDEX]
-            carry = cache[INDEX_CARRY]
-            self._close_groups(self.index_compressor, projected[1], batch, step, carry, keys, self.rounding.of_index)
+            carry = cache.tensors[INDEX_CARRY]
+            closed = self._close_groups(self.index_compressor, projected[1], batch, step, carry, INDEX, cache)
+            if closed is not None:
+                cache.keep_keys(self.rounding.of_keys(closed), step.closing(ratio), INDEX, self.layer_in_kind)
             if batch.max_context_len // ratio > self.config.index_topk:  # else every query sees all
-                selected = self._select(latent, projected[2], batch, step.ropes[True], keys)
-        return kernels.Entries(entries, self.layer_in_kind, ratio, selected)
+                selected = self._select(latent, projected[2], step.ropes[True], cache)
+        return Reads(group, self.layer_in_kind, ratio, selected)
 
     def _close_groups(
         self,
@@ -112,29 +111,33 @@ class Attention:
         batch: ForwardBatch,
         step: Step,
         carry: torch.Tensor,
-        entries: torch.Tensor,
-        rounded: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
+        group: str,
+        cache: PlainCache,
+    ) -> torch.Tensor | None:
+        """The entries [C, n] dt of the groups that this step closes; None: they are in the cache already, as made."""
         layer, frequencies, eps = self.layer_in_kind, step.ropes[True].frequencies, self.config.norm_eps
         bias, norm = compressor.position_bias, compressor.norm
-        if self.rounding.cache is None:
-            kernels.compress(rows, bias, batch, carry, layer, norm, frequencies, eps, entries, layer)
-            return
-        closing = step.closing(len(bias))
-        room = make_room(closing, batch, entries.shape[2], entries.shape[3], rows.dtype)
+        if self.rounding.cache is None and not cache.is_packed:
+            tensor = cache.tensors[group]
+            kernels.compress(rows, bias, batch, carry, layer, norm, frequencies, eps, tensor, layer)
+            return None
+        room = make_room(step.closing(len(bias)), batch, cache.per_block(KV_OF_KIND[self.kind]), len(norm), rows.dtype)
         kernels.compress(rows, bias, room.batch, carry, layer, norm, frequencies, eps, room.pages, 0)
-        write_entries(rounded(room.entries()), closing, batch, entries, layer)
+        return room.entries()
 
     def _select(
-        self, latent: torch.Tensor, head_weights: torch.Tensor, batch: ForwardBatch, rope: StepRope, keys: torch.Tensor
+        self, latent: torch.Tensor, head_weights: torch.Tensor, rope: StepRope, cache: PlainCache
     ) -> torch.Tensor:
         """The indexer's choice of entries: [T, index_topk] int32."""
         config = self.config
         assert self.weights.w_index_q is not None
         q = kernels.linear(latent, self.weights.w_index_q).view(-1, config.index_heads, config.index_dim)
-        q = self.rounding.of_index(kernels.head_norm_rope(q, rope.cos, rope.sin, None))
+        q = self.rounding.of_queries(kernels.head_norm_rope(q, rope.cos, rope.sin, None))
         weights = head_weights.float() * self.index_scale
-        return kernels.select_entries(q, weights, batch, keys, self.layer_in_kind, config.csa_ratio, config.index_topk)
+        keys = cache.keys(INDEX, self.layer_in_kind, config.csa_ratio, q.dtype)
+        return kernels.select_entries(
+            q, weights, keys.batch, keys.pages, keys.layer, config.csa_ratio, config.index_topk
+        )
 
     def _project_out(self, attended: torch.Tensor) -> torch.Tensor:
         """The grouped low-rank output projection of [T, heads, head_dim]."""

@@ -7,7 +7,8 @@ a slot needs no zeroing between sequences, and shortening a sequence is setting 
 from __future__ import annotations
 
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config
-from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+from headrace_engine.models.deepseek_v4.formats import packed_caches
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds, packed_groups
 
 PAGED, STATE = GroupKind.PAGED, GroupKind.STATE
 
@@ -43,4 +44,4 @@ def cache_groups(config: V4Config, cache_dtype: str) -> tuple[CacheGroup, ...]:
             CacheGroup("hca_kv", PAGED, hca, dim, cache_dtype, ratio, holds=Holds.COMPRESSED),
             CacheGroup("hca_carry", STATE, hca, 2 * dim, "float32", rows=ratio, holds=Holds.CARRY),
         ]
-    return tuple(groups)
+    return packed_groups(groups, packed_caches(config).get(cache_dtype))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_dtype
+from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_cache_dtype, resolve_dtype
 from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v4.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v4.config import LayerKind, V4Config, parse
@@ -34,14 +34,14 @@ def load_model(
 ) -> DeepseekV4:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16".
+    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16"; cache_dtype also "fp8", "fp4".
     """
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
-    rounds = rounding(config, fake_quantization)
+    cache_dtype = resolve_cache_dtype(cache_dtype, config.dtype)
+    rounds = rounding(config, fake_quantization, cache_dtype)
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
     dtype = resolve_dtype(dtype, config.dtype, "dtype")
-    cache_dtype = resolve_dtype(cache_dtype, config.dtype, "cache dtype")
     with Checkpoint(path) as checkpoint:
         sources = match_checkpoint(config, checkpoint.stored())
         builder = Builder(checkpoint, sources, DTYPES[dtype], device, experts, progress)

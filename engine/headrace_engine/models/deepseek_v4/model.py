@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine import kernels
+from headrace_engine.models.access import PlainCache, open_cache
 from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v4.attention import Attention
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config
+from headrace_engine.models.deepseek_v4.formats import packed_caches
 from headrace_engine.models.deepseek_v4.step import Step
 from headrace_engine.models.drafter import Tap
 from headrace_engine.models.moe import MoE
@@ -40,7 +42,7 @@ class Layer:
         streams: torch.Tensor,
         batch: ForwardBatch,
         step: Step,
-        cache: Mapping[str, torch.Tensor],
+        cache: PlainCache,
         exchange: Exchange,
     ) -> None:
         """In place: streams [T, N, hidden] dt."""
@@ -72,6 +74,7 @@ class DeepseekV4:
         self.config = config
         self.embedding, self.layers, self.head_hc, self.norm, self.head = embedding, layers, head_hc, norm, head
         self._residual = DirectResidual(config, head_hc)
+        self._records = packed_caches(config).get(cache_dtype)
         self.cache_groups = cache_groups(config, cache_dtype)
         self.vocab_size = config.vocab_size
         self.max_position = config.max_position
@@ -94,13 +97,13 @@ class DeepseekV4:
         tap: Tap | None = None,
     ) -> torch.Tensor:
         """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
-        step = Step(batch, self._frequencies)
+        step, opened = Step(batch, self._frequencies), open_cache(batch, cache, self._records)
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
         for index, layer in enumerate(self.layers):
             if tap is not None:
                 tap(index, streams)
-            layer.run(self._residual, streams, batch, step, cache, exchange)
+            layer.run(self._residual, streams, batch, step, opened, exchange)
         if tap is not None:
             tap(self.config.num_layers, streams)
         return self._logits(streams[batch.logit_rows])

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine import kernels
+from headrace_engine.models.access import PlainCache
 from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v4.cache import WINDOW
 from headrace_engine.models.deepseek_v4.config import V4Config
@@ -104,8 +105,8 @@ class Mtp:
         mixed = kernels.linear(normed, weights.w_streams).view(tokens, num_streams, hidden)
         embedded = kernels.rms_norm(F.embedding(next_ids, weights.embedding), weights.embedding_norm, eps)
         mixed += kernels.linear(embedded, weights.w_embedding).unsqueeze(1)
-        step = Step(batch, self._frequencies)
-        weights.layer.run(self._residual, mixed, batch, step, {WINDOW: cache[MTP_WINDOW]}, exchange)
+        step, window = Step(batch, self._frequencies), PlainCache(batch, {WINDOW: cache[MTP_WINDOW]})
+        weights.layer.run(self._residual, mixed, batch, step, window, exchange)
         return mixed
 
     def _logits(self, streams: torch.Tensor) -> torch.Tensor:

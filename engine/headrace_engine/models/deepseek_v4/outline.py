@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_engine.kv.records import INDEX_68, INDEX_132, KV_584, CacheRecords
+from headrace_engine.kv.records import PACKED_CACHES
 from headrace_engine.models.deepseek_v4.cache import cache_groups
 from headrace_engine.models.deepseek_v4.config import V4Config, describe, parse
 from headrace_engine.models.deepseek_v4.draft import cache_groups as draft_groups
 from headrace_engine.models.deepseek_v4.draft import drafter_shapes, layer_config, parse_drafter
+from headrace_engine.models.deepseek_v4.formats import packed_caches
 from headrace_engine.models.deepseek_v4.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.dspark.config import DsparkConfig
 from headrace_engine.models.names import Shape
@@ -20,14 +21,13 @@ _WIDE = re.compile(r"(norm\.weight|\.ape|\.attn_sink|\.gate\.(weight|bias)|confi
 
 
 def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any], cache_dtype: str) -> Outline:
-    """cache_dtype: "float32" or "bfloat16". Raises ModelError."""
+    """cache_dtype: "float32", "bfloat16", "fp8" or "fp4". Raises ModelError."""
     config = parse(raw_config)
-    fits = (config.head_dim, config.index_dim) == (KV_584.dim, INDEX_68.dim)
     return Outline(
         info=describe(raw_config, generation_config),
         layer_kinds=tuple(kind.value for kind in config.layer_kinds),
         cache_groups=cache_groups(config, cache_dtype),
-        packed_caches=tuple(CacheRecords(KV_584, KV_584, key) for key in (INDEX_132, INDEX_68)) if fits else (),
+        packed_caches=packed_caches(config),
         tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
         drafter=_drafter(raw_config, config, cache_dtype),
@@ -44,7 +44,7 @@ def _drafter(raw_config: Mapping[str, Any], config: V4Config, cache_dtype: str) 
         num_layers=layers.num_layers,
         num_drafts=drafter.block_size if isinstance(drafter, DsparkConfig) else 1,
         num_experts=layers.num_experts,
-        cache_groups=draft_groups(drafter, layers, cache_dtype),
+        cache_groups=draft_groups(drafter, layers, layers.dtype if cache_dtype in PACKED_CACHES else cache_dtype),
         tensors=_tensors(drafter_shapes(raw_config)),
     )
 

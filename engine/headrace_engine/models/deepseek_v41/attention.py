@@ -6,13 +6,12 @@ A layer may make entries (Full), choose anew among those of a lower layer (Reind
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from headrace_engine import kernels
-from headrace_engine.models.closing import write_entries
+from headrace_engine.models.access import PlainCache, Reads
 from headrace_engine.models.deepseek_v41.cache import WINDOW, carry_group, entries_group, keys_group
 from headrace_engine.models.deepseek_v41.compressor import pool, write_carry
 from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config
@@ -64,7 +63,7 @@ class Attention:
         # Where the entries that this layer reads are, in the groups of its ratio.
         self.source = config.kv_sources_of(self.ratio).index(config.kv_source(layer)) if self.ratio else -1
 
-    def run(self, x: torch.Tensor, batch: ForwardBatch, step: Step, cache: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, x: torch.Tensor, batch: ForwardBatch, step: Step, cache: PlainCache) -> torch.Tensor:
         """x [T, hidden] dt, normed -> the sublayer's output [T, hidden] dt. Reads and writes cache and step."""
         config, weights, rope = self.config, self.weights, step.ropes[self.ratio > 0]
         latent, kv, *rest = weights.w_in.run(x)
@@ -72,32 +71,23 @@ class Attention:
         q = kernels.linear(latent, weights.w_q).view(-1, config.num_heads, config.head_dim)
         kernels.head_norm_rope(q, rope.cos, rope.sin, None)
         kv = kernels.rms_norm_rope(kv, weights.kv_norm, rope.cos, rope.sin, config.norm_eps)
-        kv = self.rounding.of_window(kv)
-        window = cache[WINDOW]
-        if window.dtype is not kv.dtype:
-            kv = kv.to(window.dtype).to(kv.dtype)  # seen as the cache keeps it, however the prompt is cut into chunks
+        kv = cache.seen(self.rounding.of_window(kv), WINDOW)
         if self.mode is LayerMode.FULL:
             self._close_groups(rest[1], batch, step, cache)
         if self.mode in (LayerMode.FULL, LayerMode.REINDEX):
-            self._choose(latent, rest[0], batch, step, cache[keys_group(self.ratio)])
-        entries = None
-        if self.ratio:
-            entries = kernels.Entries(cache[entries_group(self.ratio)], self.source, self.ratio, step.selected)
-        attended = kernels.attention(
-            q, kv, batch, window, self.layer, config.window, weights.sinks, self.scale, rope.cos, rope.sin, entries
-        )
-        kernels.write_ring(kv, window, self.layer, batch)
+            self._choose(latent, rest[0], batch, step, cache)
+        reads = Reads(entries_group(self.ratio), self.source, self.ratio, step.selected) if self.ratio else None
+        attended = cache.attend(q, kv, WINDOW, self.layer, config.window, weights.sinks, self.scale, rope, reads)
+        cache.keep_window(kv, WINDOW, self.layer)
         return self._project_out(attended)
 
-    def _close_groups(
-        self, rows: torch.Tensor, batch: ForwardBatch, step: Step, cache: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _close_groups(self, rows: torch.Tensor, batch: ForwardBatch, step: Step, cache: PlainCache) -> None:
         """Writes the entries that this step completes and their index keys, which come from the unrotated entries."""
         compressor, ratio, eps = self.compressor, self.ratio, self.config.norm_eps
         assert compressor is not None
         closing, rope = step.closing[ratio], step.entry_ropes[ratio]
         if ratio > 1:
-            carry = cache[carry_group(ratio)]
+            carry = cache.tensors[carry_group(ratio)]
             values = pool(rows, closing, batch, carry, self.source).to(rows.dtype)
             write_carry(rows, batch, step.sequence, carry, self.source)
         else:
@@ -106,12 +96,12 @@ class Attention:
         keys = kernels.linear(entries, compressor.w_key)
         keys = kernels.rms_norm_rope(keys, compressor.key_norm, rope.cos, rope.sin, eps)
         kernels.head_norm_rope(entries.unsqueeze(1), rope.cos, rope.sin, None)
-        entries, keys = self.rounding.of_compressed(entries), self.rounding.of_index(keys)
-        write_entries(entries, closing, batch, cache[entries_group(ratio)], self.source)
-        write_entries(keys, closing, batch, cache[keys_group(ratio)], self.source)
+        entries, keys = self.rounding.of_compressed(entries), self.rounding.of_keys(keys)
+        cache.keep_compressed(entries, closing, entries_group(ratio), self.source)
+        cache.keep_keys(keys, closing, keys_group(ratio), self.source)
 
     def _choose(
-        self, latent: torch.Tensor, head_weights: torch.Tensor, batch: ForwardBatch, step: Step, keys: torch.Tensor
+        self, latent: torch.Tensor, head_weights: torch.Tensor, batch: ForwardBatch, step: Step, cache: PlainCache
     ) -> None:
         """Puts the indexer's choice of entries into the step, and the candidate blocks if this layer makes them."""
         config, ratio, candidates = self.config, self.ratio, self.config.candidates
@@ -122,9 +112,10 @@ class Attention:
         assert self.weights.w_index_q is not None
         rope = step.ropes[True]
         q = kernels.linear(latent, self.weights.w_index_q).view(-1, config.index_heads, config.index_dim)
-        q = self.rounding.of_index(kernels.head_norm_rope(q, rope.cos, rope.sin, None))
+        q = self.rounding.of_queries(kernels.head_norm_rope(q, rope.cos, rope.sin, None))
         weights = head_weights.float() * self.index_scale
-        asked = (q, weights, batch, keys, self.source, ratio)
+        keys = cache.keys(keys_group(ratio), self.source, ratio, q.dtype)
+        asked = (q, weights, keys.batch, keys.pages, keys.layer, ratio)
         if candidates is not None and step.blocks is not None and self.layer > candidates.layer:
             step.selected = kernels.select_within_runs(*asked, config.index_topk, step.blocks, candidates.block_size)
             return

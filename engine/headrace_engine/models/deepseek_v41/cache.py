@@ -7,7 +7,8 @@ a slot needs no zeroing between sequences, and shortening a sequence is setting 
 from __future__ import annotations
 
 from headrace_engine.models.deepseek_v41.config import V41Config
-from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
+from headrace_engine.models.deepseek_v41.formats import packed_caches
+from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds, packed_groups
 
 PAGED, STATE = GroupKind.PAGED, GroupKind.STATE
 
@@ -46,4 +47,4 @@ def cache_groups(config: V41Config, cache_dtype: str) -> tuple[CacheGroup, ...]:
         if ratio > 1:
             name = carry_group(ratio)
             groups.append(CacheGroup(name, STATE, layers, 2 * dim, "float32", rows=ratio, holds=Holds.CARRY))
-    return tuple(groups)
+    return packed_groups(groups, packed_caches(config).get(cache_dtype))

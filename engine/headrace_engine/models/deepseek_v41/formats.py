@@ -1,4 +1,4 @@
-"""The number formats that DeepSeek-V4.1 was trained to keep its cache in. No torch here."""
+"""The formats of DeepSeek-V4.1's packed caches: those it was trained for, and FP8 key/values. No torch here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from headrace_engine.models.deepseek_v41.names import FP8_BLOCK
 from headrace_engine.models.rounding import NO_ROUNDING, FakeQuantization, Rounding
 
 
-def trained_records(config: V41Config) -> CacheRecords:
-    head_dim = config.head_dim
-    return CacheRecords(window=mxfp8(head_dim), compressed=nvfp4(head_dim), index_key=mxfp4(config.index_dim))
+def packed_caches(config: V41Config) -> dict[str, CacheRecords]:
+    """By the cache dtype that asks for it."""
+    window, index_key = mxfp8(config.head_dim), mxfp4(config.index_dim)
+    return {
+        "fp8": CacheRecords(window, window, index_key),
+        "fp4": CacheRecords(window, nvfp4(config.head_dim), index_key),
+    }
 
 
-def rounding(config: V41Config, fake_quantization: FakeQuantization) -> Rounding:
+def rounding(config: V41Config, fake_quantization: FakeQuantization, cache_dtype: str) -> Rounding:
     if fake_quantization is FakeQuantization.NONE:
         return NO_ROUNDING
-    rounds_inputs = fake_quantization is FakeQuantization.ALL
-    return Rounding(trained_records(config), input_block=FP8_BLOCK[1] if rounds_inputs else 0)
+    caches = packed_caches(config)
+    input_block = FP8_BLOCK[1] if fake_quantization is FakeQuantization.ALL else 0
+    return Rounding(caches["fp4"], caches.get(cache_dtype), input_block=input_block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_dtype
+from headrace_engine.models.builder import DTYPES, Builder, experts_of, resolve_cache_dtype, resolve_dtype
 from headrace_engine.models.checkpoint import Checkpoint, computation_digest
 from headrace_engine.models.deepseek_v41.attention import Attention, AttentionWeights, CompressorWeights
 from headrace_engine.models.deepseek_v41.config import LayerMode, V41Config, parse
@@ -34,11 +34,12 @@ def load_model(
 ) -> DeepseekV41:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16".
+    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16"; cache_dtype also "fp8", "fp4".
     """
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
-    rounds = rounding(config, fake_quantization)
+    cache_dtype = resolve_cache_dtype(cache_dtype, config.dtype)
+    rounds = rounding(config, fake_quantization, cache_dtype)
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
     dtype = resolve_dtype(dtype, config.dtype, "dtype")
     with Checkpoint(path) as checkpoint:
@@ -52,7 +53,7 @@ def load_model(
             engrams=_engrams(builder, config, path),
             norm=builder.wide("norm.weight"),
             head=builder.linear("head.weight"),
-            cache_dtype=resolve_dtype(cache_dtype, config.dtype, "cache dtype"),
+            cache_dtype=cache_dtype,
             eos_token_ids=eos_token_ids({**raw_config["text_config"], **raw_config}, generation_config),
             digest=computation_digest(config, checkpoint.files, dtype, fake_quantization),
         )

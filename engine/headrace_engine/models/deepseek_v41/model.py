@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from headrace_engine import kernels
+from headrace_engine.models.access import open_cache
 from headrace_engine.models.builder import HyperConnection
 from headrace_engine.models.deepseek_v41.attention import Attention
 from headrace_engine.models.deepseek_v41.cache import cache_groups
 from headrace_engine.models.deepseek_v41.config import V41Config
 from headrace_engine.models.deepseek_v41.engram import Engram, EngramLookup
+from headrace_engine.models.deepseek_v41.formats import packed_caches
 from headrace_engine.models.deepseek_v41.step import begin_step
 from headrace_engine.models.drafter import Tap
 from headrace_engine.models.moe import MoE
@@ -55,6 +57,7 @@ class DeepseekV41:
     ) -> None:
         self.config = config
         self.embedding, self.layers, self.engrams, self.norm, self.head = embedding, layers, engrams, norm, head
+        self._records = packed_caches(config).get(cache_dtype)
         self.cache_groups = cache_groups(config, cache_dtype)
         self.vocab_size = config.vocab_size
         self.max_position = config.max_position
@@ -84,7 +87,7 @@ class DeepseekV41:
     ) -> torch.Tensor:
         """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
         found = iter(() if self.engrams is None else self.engrams.begin(batch, self.embedding.dtype))
-        step = begin_step(batch, self._frequencies, self._ratios)
+        step, opened = begin_step(batch, self._frequencies, self._ratios), open_cache(batch, cache, self._records)
         embedded = F.embedding(batch.token_ids, self.embedding)
         streams = embedded.unsqueeze(1).repeat(1, self.config.num_streams, 1)
         residual = SinglePassResidual(self.config, streams)
@@ -94,7 +97,7 @@ class DeepseekV41:
             if tap is not None:
                 tap(index, streams)
             normed, post, comb = residual.read(streams, layer.attention_hc, layer.attention_norm)
-            output = layer.attention.run(normed, batch, step, cache)
+            output = layer.attention.run(normed, batch, step, opened)
             kernels.hyper_connection_update(streams, output, post, comb)
 
             normed, post, comb = residual.read(streams, layer.moe_hc, layer.moe_norm)

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_engine.kv.records import INDEX_68, KV_288, KV_528, CacheRecords
+from headrace_engine.kv.records import PACKED_CACHES
 from headrace_engine.models.deepseek_v41.cache import cache_groups
 from headrace_engine.models.deepseek_v41.config import describe, parse
 from headrace_engine.models.deepseek_v41.draft import drafter_shapes, layer_config, parse_drafter
+from headrace_engine.models.deepseek_v41.formats import packed_caches
 from headrace_engine.models.deepseek_v41.names import FP8_BLOCK, expected_shapes, published_storage
 from headrace_engine.models.dspark.config import cache_groups as draft_groups
 from headrace_engine.models.names import Shape
@@ -22,14 +23,13 @@ _WIDE = re.compile(
 
 
 def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any], cache_dtype: str) -> Outline:
-    """cache_dtype: "float32" or "bfloat16". Raises ModelError."""
+    """cache_dtype: "float32", "bfloat16", "fp8" or "fp4". Raises ModelError."""
     config = parse(raw_config)
-    fits = (config.head_dim, config.index_dim) == (KV_528.dim, INDEX_68.dim)
     return Outline(
         info=describe(raw_config, generation_config),
         layer_kinds=tuple(config.mode(layer).value for layer in range(config.num_layers)),
         cache_groups=cache_groups(config, cache_dtype),
-        packed_caches=tuple(CacheRecords(KV_528, each, INDEX_68) for each in (KV_528, KV_288)) if fits else (),
+        packed_caches=packed_caches(config),
         tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
         drafter=_drafter(raw_config, cache_dtype),
@@ -46,7 +46,7 @@ def _drafter(raw_config: Mapping[str, Any], cache_dtype: str) -> DrafterOutline 
         num_layers=layers.num_layers,
         num_drafts=drafter.block_size,
         num_experts=layers.num_experts,
-        cache_groups=draft_groups(drafter, layers, cache_dtype),
+        cache_groups=draft_groups(drafter, layers, layers.dtype if cache_dtype in PACKED_CACHES else cache_dtype),
         tensors=_tensors(drafter_shapes(raw_config)),
     )
 
