@@ -14,8 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from e2e.support import headrace
+from e2e.support import busy, headrace
 from e2e.support.cluster import Cluster
+from e2e.support.traffic import Question
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     return headrace.installed()
+
+
+@pytest.fixture(scope="session")
+def questions() -> list[Question]:
+    return busy.known_questions()
 
 
 @pytest.fixture(scope="module")
