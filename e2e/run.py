@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCENARIOS = [ROOT / "e2e", ROOT / "tests" / "operator"]
+SCENARIOS = [ROOT / "e2e", *sorted((ROOT / "tests" / "operator").glob("test_cluster_*.py"))]
 OPTIONS = ["-p", "no:cacheprovider", "-q", "--durations=8"]
 TOGETHER = ["-n", "2", "--dist", "loadfile"]
 
