@@ -35,7 +35,7 @@ _SIGNATURES = {
     "read_records": "i pll lpp lllll if p",
     "sum_choices": "i p lll p",
     "route": "i pppp llll f pp",
-    "attention": "i pp pppp ll pll ppp plll pl llll f l p",
+    "attention": "i pp ppppp ll pll ppp plll pl llll f l p",
     "write_ring": "i p ppp l plll",
     "select_entries": "ii pp ppp ll pll llll p llp",
     "compress": "ii plp pppp ll pll pp llll f pll",

@@ -47,7 +47,8 @@ def attention(
     """[T, heads, n] dt: softmax over window and entries with one more logit per head that has no value.
 
     q [T, heads, n] and kv [T, n] (this step's rows) dt, rotated; ring [slots, layers, rows >= window - 1, n] holds the
-    rows of earlier positions (position p in row p % rows); sinks [heads] fp32. The output is turned back by its own
+    rows of earlier positions (position p in row p % rows), of which those below batch.window_starts are not seen; sinks
+    [heads] fp32. The output is turned back by its own
     position's angle, cos and sin [T, r] fp32, since values carry their key's rotation.
     """
     library = library_for(q)
@@ -61,7 +62,8 @@ def attention(
     library.headrace_attention(
         q.dtype is torch.bfloat16, q.data_ptr(), kv.data_ptr(),
         batch.query_starts.data_ptr(), batch.context_lens.data_ptr(), batch.state_slots.data_ptr(),
-        batch.block_tables.data_ptr(), len(batch.query_lens), batch.block_tables.shape[1],
+        batch.block_tables.data_ptr(), None if batch.window_starts is None else batch.window_starts.data_ptr(),
+        len(batch.query_lens), batch.block_tables.shape[1],
         layer_pointer(ring, layer), ring.stride(0), ring.shape[2], sinks.data_ptr(), cos.data_ptr(), sin.data_ptr(),
         None if entries is None else layer_pointer(entries.cache, entries.layer),
         0 if entries is None else entries.cache.stride(0), 1 if entries is None else entries.cache.shape[2],
@@ -111,8 +113,9 @@ def attention_reference(
     entries: Entries | None,
 ) -> torch.Tensor:
     out = torch.empty_like(q)
+    lowest = [0] * len(batch.query_lens) if batch.window_starts is None else batch.window_starts.tolist()
     for s, (start, first, length) in enumerate(sequences(batch)):
-        history = torch.arange(max(0, first - window + 1), first, device=q.device)
+        history = torch.arange(max(lowest[s], first - window + 1), first, device=q.device)
         old = ring[batch.state_slots[s], layer, history % ring.shape[2]].to(q.dtype)
         keys = torch.cat([old, kv[start : start + length]])
         key_positions = torch.arange(first - len(history), first + length, device=q.device)

@@ -75,12 +75,14 @@ def load(
     fake_quantization: str = "none",
     device: str = "cpu",
     progress: LoadProgress | None = None,
+    bounded_replay: bool = False,
 ) -> Model:
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
     expert_parallel: rank r of n holds experts [r * E / n, (r + 1) * E / n); otherwise every rank holds all.
     dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16"; cache_dtype also "fp8" or "fp4" for
     packed records. fake_quantization: which roundings of its training the model does (rounding.FakeQuantization).
+    bounded_replay: leave rows out as DeepSeek-V4.1 is trained for (deepseek_v41.replay); changes logits slightly.
     """
     if not 0 <= rank < num_ranks:
         raise ModelError(f"rank {rank} is not among {num_ranks} ranks")
@@ -94,6 +96,7 @@ def load(
         fake_quantization=FakeQuantization(fake_quantization),
         device=device,
         progress=progress,
+        bounded_replay=bounded_replay,
     )
     return model
 

@@ -123,6 +123,10 @@ class ForwardBatch:
     max_context_len: int
     # [S, H]: ids of the H = Model.num_previous_tokens tokens before each query, oldest first, -1 before the sequence
     previous_ids: torch.Tensor | None = None
+    # [S] int64, at most the query's first position: windows show no raw row before it; None: every row there is
+    window_starts: torch.Tensor | None = None
+    # How many of each query's first rows only bring back raw rows of the window; see models.deepseek_v41.replay
+    replay_lens: tuple[int, ...] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ struct Attention {
   Ring<const T> ring;
   Pages<const T> entries;  // base null: none
   const T *q, *kv;         // [tokens, heads, dim], [tokens, dim]
+  const int64_t* window_starts;  // [num_sequences], first position that a window shows; null: 0
   const float *sinks, *cos, *sin;
   const int32_t* selected;  // [tokens, num_selected], -1 padded; null: every closed entry
   int64_t num_selected, ratio, heads, dim, window, half;
@@ -24,8 +25,9 @@ template <class T>
 void find_keys(const Attention<T>& a, int64_t t, int64_t s, std::vector<const T*>& keys) {
   const int64_t position = a.batch.position(s, t), first = a.batch.first_position(s);
   const T* own = a.kv + a.batch.query_starts[s] * a.dim;
+  const int64_t lowest = a.window_starts ? a.window_starts[s] : 0;
   keys.clear();
-  for (int64_t p = std::max<int64_t>(0, position - a.window + 1); p <= position; ++p)
+  for (int64_t p = std::max(lowest, position - a.window + 1); p <= position; ++p)
     keys.push_back(p < first ? a.ring.row(a.batch.state_slots[s], p) : own + (p - first) * a.dim);
   if (!a.entries.base) return;
   const int32_t* blocks = a.batch.block_tables + s * a.batch.max_blocks;
@@ -135,7 +137,7 @@ void write_ring(const T* rows, const Ring<T>& ring, const Batch& batch) {
 }
 
 template <class T>
-void attention(const void* q, const void* kv, const Batch& batch, const void* ring, int64_t ring_slot_stride,
+void attention(const void* q, const void* kv, const Batch& batch, const int64_t* window_starts, const void* ring, int64_t ring_slot_stride,
                int64_t ring_rows, const float* sinks, const float* cos, const float* sin, const void* entries,
                int64_t block_stride, int64_t per_block, int64_t ratio, const int32_t* selected, int64_t num_selected,
                int64_t heads, int64_t dim, int64_t window, int64_t half, float scale, int64_t num_threads, void* out) {
@@ -144,6 +146,7 @@ void attention(const void* q, const void* kv, const Batch& batch, const void* ri
                        {static_cast<const T*>(entries), block_stride, per_block, dim},
                        static_cast<const T*>(q),
                        static_cast<const T*>(kv),
+                       window_starts,
                        sinks,
                        cos,
                        sin,
@@ -165,15 +168,15 @@ using namespace headrace;
 
 HEADRACE_API void headrace_attention(int is_bf16, const void* q, const void* kv, const int64_t* query_starts,
                                      const int64_t* context_lens, const int64_t* state_slots,
-                                     const int32_t* block_tables, int64_t num_sequences, int64_t max_blocks,
-                                     const void* ring, int64_t ring_slot_stride, int64_t ring_rows, const float* sinks,
+                                     const int32_t* block_tables, const int64_t* window_starts, int64_t num_sequences,
+                                     int64_t max_blocks, const void* ring, int64_t ring_slot_stride, int64_t ring_rows, const float* sinks,
                                      const float* cos, const float* sin, const void* entries, int64_t block_stride,
                                      int64_t per_block, int64_t ratio, const int32_t* selected, int64_t num_selected,
                                      int64_t heads, int64_t dim, int64_t window, int64_t half, float scale,
                                      int64_t num_threads, void* out) {
   const Batch batch{query_starts, context_lens, state_slots, block_tables, num_sequences, max_blocks};
   const auto call = is_bf16 ? attention<bf16> : attention<float>;
-  call(q, kv, batch, ring, ring_slot_stride, ring_rows, sinks, cos, sin, entries, block_stride, per_block, ratio,
+  call(q, kv, batch, window_starts, ring, ring_slot_stride, ring_rows, sinks, cos, sin, entries, block_stride, per_block, ratio,
        selected, num_selected, heads, dim, window, half, scale, num_threads, out);
 }
 

@@ -31,11 +31,14 @@ def load_model(
     fake_quantization: FakeQuantization,
     device: str,
     progress: LoadProgress | None = None,
+    bounded_replay: bool = False,
 ) -> DeepseekV4:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
     dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16"; cache_dtype also "fp8", "fp4".
     """
+    if bounded_replay:
+        raise ModelError("bounded replay is an approximation that DeepSeek-V4 was not trained for, only V4.1")
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
     cache_dtype = resolve_cache_dtype(cache_dtype, config.dtype)

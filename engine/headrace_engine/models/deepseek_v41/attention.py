@@ -91,7 +91,7 @@ class Attention:
             values = pool(rows, closing, batch, carry, self.source).to(rows.dtype)
             write_carry(rows, batch, step.sequence, carry, self.source)
         else:
-            values = rows
+            values = rows if len(closing.tokens) == len(rows) else rows[closing.tokens]
         entries = kernels.rms_norm(values, compressor.norm, eps)
         keys = kernels.linear(entries, compressor.w_key)
         keys = kernels.rms_norm_rope(keys, compressor.key_norm, rope.cos, rope.sin, eps)

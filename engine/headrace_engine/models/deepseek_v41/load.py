@@ -31,6 +31,7 @@ def load_model(
     fake_quantization: FakeQuantization,
     device: str,
     progress: LoadProgress | None = None,
+    bounded_replay: bool = False,
 ) -> DeepseekV41:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
@@ -55,7 +56,10 @@ def load_model(
             head=builder.linear("head.weight"),
             cache_dtype=cache_dtype,
             eos_token_ids=eos_token_ids({**raw_config["text_config"], **raw_config}, generation_config),
-            digest=computation_digest(config, checkpoint.files, dtype, fake_quantization),
+            digest=computation_digest(
+                (config, "replay") if bounded_replay else config, checkpoint.files, dtype, fake_quantization
+            ),
+            bounded_replay=bounded_replay,
         )
 
 

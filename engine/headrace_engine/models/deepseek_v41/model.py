@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from headrace_engine import kernels
 from headrace_engine.models.access import open_cache
 from headrace_engine.models.builder import HyperConnection
+from headrace_engine.models.deepseek_v41 import replay
 from headrace_engine.models.deepseek_v41.attention import Attention
 from headrace_engine.models.deepseek_v41.cache import cache_groups
 from headrace_engine.models.deepseek_v41.config import V41Config
@@ -54,6 +55,7 @@ class DeepseekV41:
         cache_dtype: str,
         eos_token_ids: tuple[int, ...],
         digest: str,
+        bounded_replay: bool = False,  # see `replay`
     ) -> None:
         self.config = config
         self.embedding, self.layers, self.engrams, self.norm, self.head = embedding, layers, engrams, norm, head
@@ -66,6 +68,8 @@ class DeepseekV41:
         self.num_experts = config.num_experts
         self.num_previous_tokens = 0 if config.engram is None else config.engram.num_previous_tokens
         self.digest = digest
+        self.bounded_replay = bounded_replay
+        self._last_source = max(config.kv_sources, default=-1)
         self._frequencies = {
             False: frequencies(config.window_rope, config.rope_dim, embedding.device),
             True: frequencies(config.compressed_rope, config.rope_dim, embedding.device),
@@ -85,7 +89,13 @@ class DeepseekV41:
         exchange: Exchange,
         tap: Tap | None = None,
     ) -> torch.Tensor:
-        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model. tap: what a drafter reads."""
+        """Logits [R, vocab] fp32 of the wanted rows; see models.protocol.Model.
+
+        tap: what a drafter reads; with bounded replay, of the rows that are kept (`replay.keep_last`) from there on.
+        """
+        if batch.replay_lens is not None and not self.bounded_replay:
+            raise ValueError("rows are replayed only by a model that was loaded with bounded_replay")
+        batch = replay.begin(batch, self.block_multiple)
         found = iter(() if self.engrams is None else self.engrams.begin(batch, self.embedding.dtype))
         step, opened = begin_step(batch, self._frequencies, self._ratios), open_cache(batch, cache, self._records)
         embedded = F.embedding(batch.token_ids, self.embedding)
@@ -100,6 +110,13 @@ class DeepseekV41:
             output = layer.attention.run(normed, batch, step, opened)
             kernels.hyper_connection_update(streams, output, post, comb)
 
+            if index == self._last_source and self.bounded_replay:
+                kept = replay.keep_last(batch, self.config.window)
+                if kept is not None:
+                    last = kept.rows
+                    batch, step, streams = kept.batch, step.of_rows(last), streams[last]
+                    opened = open_cache(batch, cache, self._records)
+                    residual.pre, found = residual.pre[last], (rows[last] for rows in found)
             normed, post, comb = residual.read(streams, layer.moe_hc, layer.moe_norm)
             output = layer.moe.run(normed, batch.token_ids, exchange)
             kernels.hyper_connection_update(streams, output, post, comb)
