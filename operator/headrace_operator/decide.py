@@ -121,10 +121,8 @@ def decide(
     pins = admission.pins if admission else {}
     wanted = _wanted_objects(companions, revisions, plans, pins, defaults)
     desired = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
-    applications, repairs = applications_of(
-        [body for body in wanted if body["kind"] not in companions.problems], observed
-    )
-    others = observed.strangers - {(kind, name) for kind, name, _ in observed.leftovers}
+    usable = [body for body in wanted if body["kind"] not in companions.problems]
+    applications, repairs = applications_of(usable, observed)
     drains = plan_drains(
         observed.groups,
         [deletion for plan in plans.values() for deletion in plan.delete],
@@ -140,9 +138,9 @@ def decide(
         plans=plans,
         revisions=revisions,
         apply=tuple(applications),
-        delete_pods=tuple(
-            list(drains.delete)
-            + [Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating]
+        delete_pods=(
+            *drains.delete,
+            *(Deletion(pod.name, pod.uid, None) for pod in observed.misnamed if not pod.is_terminating),
         ),
         delete_children=(
             *unwanted(observed, desired, revisions),
@@ -156,7 +154,7 @@ def decide(
         ),
         repairs=tuple(repairs),
         drains=drains,
-        taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in others),
+        taken=tuple(f"{kind} {name}" for kind, name in sorted(desired) if (kind, name) in observed.foreign),
         admission=admission,
     )
 

@@ -33,6 +33,11 @@ class Observed:
     # (kind, name, uid) of strangers that a deployment of the same name owned which is gone, as its name is taken
     leftovers: tuple[tuple[str, str, str], ...] = ()
 
+    @property
+    def foreign(self) -> frozenset[tuple[str, str]]:
+        """(kind, name) of the strangers that are left alone."""
+        return self.strangers - {(kind, name) for kind, name, _ in self.leftovers}
+
 
 class ParsedPods:
     """What was made of the pods of one deployment, for as long as their resourceVersion stays.
