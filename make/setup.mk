@@ -8,7 +8,8 @@ setup: $(VENV)/.ready ## Make .venv with every dependency, pinned by hash
 $(VENV)/.ready: $(REQUIREMENTS) pyproject.toml
 	@command -v uv >/dev/null 2>&1 || python3 -m uv --version >/dev/null 2>&1 || python3 -m pip install --quiet --root-user-action=ignore uv
 	@[ -x $(PYTHON) ] || $(UV) venv --quiet --python 3.11 $(VENV)
-	@$(UV) pip sync --quiet --python $(PYTHON) $(REQUIREMENTS)
+	@# Byte code now: where Python may not write it, every process would compile what it imports (torch: seconds).
+	@$(UV) pip sync --quiet --compile-bytecode --python $(PYTHON) $(REQUIREMENTS)
 	@$(UV) pip install --quiet --python $(PYTHON) --no-deps --editable .
 	@touch $@
 

@@ -75,7 +75,7 @@ def install() -> None:
         raise SystemExit(f"{target.parent}: {free / 2**30:.1f} GiB free, the peer needs {NEEDED_BYTES / 2**30:.0f} GiB")
     if not python.exists():
         _run("venv", "--quiet", "--python", "3.11", target)
-    _run("pip", "sync", "--quiet", "--python", python, REQUIREMENTS)
+    _run("pip", "sync", "--quiet", "--compile-bytecode", "--python", python, REQUIREMENTS)
     _run("pip", "install", "--quiet", "--python", python, "--no-deps", "--reinstall", PLUGIN)
     _name_it_vllm(python)
     _stamp().write_text(_fingerprint())
