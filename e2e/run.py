@@ -1,7 +1,7 @@
 """Run every end-to-end test with pytest; the one-machine cluster is brought up when KUBECONFIG names none.
 
-First the scenarios that keep to a namespace of their own, two files at a time: most of what they do is wait. Then, one
-at a time, those marked `alone`, which stop the operator, drain a node or count what the whole cluster does; then
+First the scenarios that keep to a namespace of their own, three files at a time: most of what they do is wait. Then,
+one at a time, those marked `alone`, which stop the operator, drain a node or count what the whole cluster does; then
 `tests/cluster`, about the one-machine cluster itself, only on that cluster.
 With --long it runs those that wait for an outage, a power cut or a time limit to pass, without it all others; those
 run one at a time. Anything else on the command line is pytest's.
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = [ROOT / "e2e", *sorted((ROOT / "tests" / "operator").glob("test_cluster_*.py"))]
 OPTIONS = ["-p", "no:cacheprovider", "-q", "--durations=8"]
-TOGETHER = ["-n", "2", "--dist", "loadfile"]
+TOGETHER = ["-n", "3", "--dist", "loadfile"]
 
 
 def run(marks: str, folders: list[Path], arguments: list[str]) -> int:
