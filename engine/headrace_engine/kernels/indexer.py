@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -125,16 +126,8 @@ def select_entries_reference(
     topk: int,
 ) -> torch.Tensor:
     selected = torch.full((q.shape[0], topk), -1, dtype=torch.int32, device=q.device)
-    for s, (start, _, length) in enumerate(sequences(batch)):
-        own_keys = paged_rows(keys, layer, batch, s, ratio).float()
-        numbers = torch.arange(len(own_keys), device=q.device)
-        tile = max(1, _TILE_BYTES // max(1, 4 * q.shape[1] * len(own_keys)))
-        for low in range(start, start + length, tile):
-            rows = slice(low, min(low + tile, start + length))
-            scores = entry_scores(q[rows], weights[rows], own_keys)
-            hidden = numbers >= ((batch.positions[rows] + 1) // ratio).unsqueeze(1)
-            chosen = _best(scores.masked_fill(hidden, -torch.inf), topk)
-            selected[rows, : chosen.shape[1]] = chosen
+    for rows, _, scores in _scored_tiles(q, weights, batch, keys, layer, ratio):
+        _fill_best(selected, rows, scores)
     return selected
 
 
@@ -149,7 +142,21 @@ def select_entries_and_runs_reference(
     run_size: int,
     num_runs: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    selected = torch.full((q.shape[0], topk), -1, dtype=torch.int32, device=q.device)
     runs = torch.full((q.shape[0], num_runs), -1, dtype=torch.int32, device=q.device)
+    for rows, visible, scores in _scored_tiles(q, weights, batch, keys, layer, ratio):
+        _fill_best(selected, rows, scores)
+        padded = F.pad(scores, (0, -scores.shape[1] % run_size), value=-torch.inf)
+        best = padded.view(len(padded), -1, run_size).amax(dim=2)
+        newest = torch.arange(best.shape[1], device=q.device) == (visible - 1) // run_size
+        _fill_best(runs, rows, best.masked_fill(newest & (visible > 0), torch.inf))
+    return selected, runs
+
+
+def _scored_tiles(
+    q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, keys: torch.Tensor, layer: int, ratio: int
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """(rows of one sequence, how many entries each sees [Q, 1], scores [Q, G] fp32, -inf of those it does not see)."""
     for s, (start, _, length) in enumerate(sequences(batch)):
         own_keys = paged_rows(keys, layer, batch, s, ratio).float()
         numbers = torch.arange(len(own_keys), device=q.device)
@@ -157,13 +164,14 @@ def select_entries_and_runs_reference(
         for low in range(start, start + length, tile):
             rows = slice(low, min(low + tile, start + length))
             visible = ((batch.positions[rows] + 1) // ratio).unsqueeze(1)
-            scores = entry_scores(q[rows], weights[rows], own_keys).masked_fill(numbers >= visible, -torch.inf)
-            padded = F.pad(scores, (0, -len(own_keys) % run_size), value=-torch.inf)
-            best = padded.view(len(padded), -1, run_size).amax(dim=2)
-            newest = torch.arange(best.shape[1], device=q.device) == (visible - 1) // run_size
-            chosen = _best(best.masked_fill(newest & (visible > 0), torch.inf), num_runs)
-            runs[rows, : chosen.shape[1]] = chosen
-    return select_entries_reference(q, weights, batch, keys, layer, ratio, topk), runs
+            scores = entry_scores(q[rows], weights[rows], own_keys)
+            yield rows, visible, scores.masked_fill(numbers >= visible, -torch.inf)
+
+
+def _fill_best(places: torch.Tensor, rows: slice, scores: torch.Tensor) -> None:
+    """places [T, k] int32: those of the best scores of some rows."""
+    chosen = _best(scores, places.shape[1])
+    places[rows, : chosen.shape[1]] = chosen
 
 
 def select_within_runs_reference(
