@@ -127,21 +127,22 @@ class PackedCache(PlainCache):
         num_sequences, device = len(self.batch.query_lens), q.device
         slots = torch.arange(num_sequences, device=device)
         batch = dataclasses.replace(self.batch, block_tables=tables, state_slots=slots)
-        record, num_rows = self.records.window, self._num_rows(group)
+        record = self.records.window
+        num_rows = self._per_page(group, record)
         items = self.batch.state_slots.repeat_interleave(num_rows)
         numbers = torch.arange(num_rows, device=device).repeat(num_sequences)
         ring = self._read(group, layer, items, numbers, record, q.dtype).view(num_sequences, 1, num_rows, record.dim)
         return kernels.attention(q, kv, batch, ring, 0, window, sinks, scale, rope.cos, rope.sin, entries)
 
     def keep_window(self, kv: torch.Tensor, group: str, layer: int) -> None:
-        batch, num_rows = self.batch, self._num_rows(group)
+        batch, num_rows = self.batch, self._per_page(group, self.records.window)
         sequence = sequence_of_token(batch)
         kept = torch.nonzero(batch.positions >= batch.context_lens[sequence] - num_rows).squeeze(1)
         slots, numbers = batch.state_slots[sequence[kept]], batch.positions[kept] % num_rows
         kernels.write_records(kv[kept], self.tensors[group], layer, slots, numbers, self.records.window)
 
     def per_block(self, group: str) -> int:
-        return self.tensors[group].shape[2] // self.records.compressed.record_bytes
+        return self._per_page(group, self.records.compressed)
 
     def keep_compressed(self, entries: torch.Tensor, closing: Closing, group: str, layer: int) -> None:
         self._keep(entries, closing, group, layer, self.records.compressed)
@@ -157,9 +158,8 @@ class PackedCache(PlainCache):
         return Keys(batch, pages.view(-1, 1, 1, record.dim), 0)
 
     def _keep(self, entries: torch.Tensor, closing: Closing, group: str, layer: int, record: RecordFormat) -> None:
-        pages = self.tensors[group]
-        blocks, numbers = closing.places(self.batch, pages.shape[2] // record.record_bytes)
-        kernels.write_records(entries, pages, layer, blocks, numbers, record)
+        blocks, numbers = closing.places(self.batch, self._per_page(group, record))
+        kernels.write_records(entries, self.tensors[group], layer, blocks, numbers, record)
 
     def _read(
         self,
@@ -172,8 +172,9 @@ class PackedCache(PlainCache):
     ) -> torch.Tensor:
         return kernels.read_records(self.tensors[group], layer, items, numbers, record, dtype)
 
-    def _num_rows(self, group: str) -> int:
-        return self.tensors[group].shape[2] // self.records.window.record_bytes
+    def _per_page(self, group: str, record: RecordFormat) -> int:
+        """Records of a block or slot, in one layer."""
+        return self.tensors[group].shape[2] // record.record_bytes
 
     def _places(self, reads: Reads) -> _Places:
         record = self.records.compressed
@@ -198,7 +199,7 @@ class PackedCache(PlainCache):
         sequences, numbers = torch.nonzero(wanted, as_tuple=True)
         tables = torch.zeros((wanted.shape[0], max(1, wanted.shape[1])), dtype=torch.int32, device=wanted.device)
         tables[sequences, numbers] = torch.arange(len(numbers), dtype=torch.int32, device=wanted.device)
-        per_block = self.tensors[group].shape[2] // record.record_bytes
+        per_block = self._per_page(group, record)
         blocks = self.batch.block_tables[sequences, numbers // per_block].long()
         return _Places(blocks, numbers % per_block, tables)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from headrace_engine.models.errors import ModelError
 
@@ -19,6 +19,28 @@ _REQUIRED: dict[str, Any] = {
     "num_key_value_heads": 1,
     "n_shared_experts": 1,
 }
+
+
+class MoEConfig(Protocol):
+    """What a mixture of experts reads of a family's configuration."""
+
+    @property
+    def experts_per_token(self) -> int: ...
+    @property
+    def routed_scaling(self) -> float: ...
+    @property
+    def swiglu_limit(self) -> float: ...
+
+
+class MixConfig(Protocol):
+    """What hyper-connections read of a family's configuration."""
+
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def hc_eps(self) -> float: ...
+    @property
+    def sinkhorn_iterations(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from headrace_engine import kernels
+from headrace_engine.models.config_values import MoEConfig
 from headrace_engine.models.rounding import NO_ROUNDING, Rounding
 
 if TYPE_CHECKING:
     from headrace_engine.ep.exchange import Exchange
     from headrace_engine.models.builder import Builder
-
-
-class MoEConfig(Protocol):
-    @property
-    def experts_per_token(self) -> int: ...
-    @property
-    def routed_scaling(self) -> float: ...
-    @property
-    def swiglu_limit(self) -> float: ...
 
 
 @dataclass

@@ -8,15 +8,7 @@ import torch
 
 from headrace_engine import kernels
 from headrace_engine.models.builder import HyperConnection
-
-
-class MixConfig(Protocol):
-    @property
-    def norm_eps(self) -> float: ...
-    @property
-    def hc_eps(self) -> float: ...
-    @property
-    def sinkhorn_iterations(self) -> int: ...
+from headrace_engine.models.config_values import MixConfig
 
 
 class Residual(Protocol):

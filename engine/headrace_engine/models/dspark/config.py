@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from headrace_engine.models.config_values import RopeConfig, positive
+from headrace_engine.models.config_values import MixConfig, MoEConfig, RopeConfig, positive
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.protocol import CacheGroup, GroupKind, Holds
 
@@ -22,7 +22,7 @@ class DsparkConfig:
     markov_rank: int
 
 
-class StageConfig(Protocol):
+class StageConfig(MoEConfig, MixConfig, Protocol):
     """A stage is a window-only layer of the main model's generation; its V4Config or V41Config has all of these."""
 
     @property
@@ -44,19 +44,7 @@ class StageConfig(Protocol):
     @property
     def num_experts(self) -> int: ...
     @property
-    def experts_per_token(self) -> int: ...
-    @property
-    def routed_scaling(self) -> float: ...
-    @property
-    def swiglu_limit(self) -> float: ...
-    @property
     def num_streams(self) -> int: ...
-    @property
-    def norm_eps(self) -> float: ...
-    @property
-    def hc_eps(self) -> float: ...
-    @property
-    def sinkhorn_iterations(self) -> int: ...
 
 
 def parse_dspark(config: Mapping[str, Any], *, num_stages: int, reads_exits: bool) -> DsparkConfig:
