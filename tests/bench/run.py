@@ -106,7 +106,7 @@ def measure_once(
     say(f"{load.name}, {repetition + 1} of {num_repetitions}, {server.name}: {values} (first token {first:.0f} ms)")
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",") if part]
     if any(number < 1 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text}: numbers above 0, with commas between them")
@@ -124,8 +124,8 @@ def _kinds(text: str) -> list[str]:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__)
     parser.add_argument("--servers", type=_kinds, default=_kinds("unified,1p1d"), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--concurrency", type=_numbers, default=_numbers("1,8,32"), help="decode cells")
-    parser.add_argument("--prompts", type=_numbers, default=_numbers("1024,8192"), help="TTFT cells, prompt tokens")
+    parser.add_argument("--concurrency", type=numbers, default=numbers("1,8,32"), help="decode cells")
+    parser.add_argument("--prompts", type=numbers, default=numbers("1024,8192"), help="TTFT cells, prompt tokens")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="model threads of each engine process")
     parser.add_argument(

@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 
 import torch
 from tests.bench.report import Cell, Results, table, write_json
-from tests.bench.run import model_directory, say
+from tests.bench.run import model_directory, numbers, say
 from tests.bench.stepping import Stepper, Stopwatch
+from tests.bench.timing import seconds_of
 from tests.bench.v41_model import v41_directory
 
 from headrace_engine import models
@@ -44,20 +44,14 @@ def part_cell(what: str, part: str) -> Cell:
     return Cell(f"{what}: {part}", "%", higher_is_better=False)
 
 
-def seconds(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
-
-
 def measure_prefill(results: Results, name: str, stepper: Stepper, num_tokens: int) -> None:
-    took = seconds(lambda: stepper.prefill(num_tokens, CHUNK))
+    took = seconds_of(lambda: stepper.prefill(num_tokens, CHUNK))
     results.add(prefill_cell(num_tokens), name, num_tokens / took)
 
 
 def measure_decode(results: Results, name: str, stepper: Stepper, batch: int, context: int) -> None:
     stepper.decode(batch, context)
-    times = [seconds(lambda: stepper.decode(batch, context)) for _ in range(STEPS)]
+    times = [seconds_of(lambda: stepper.decode(batch, context)) for _ in range(STEPS)]
     results.add(decode_cell(batch, context), name, 1e3 * statistics.median(times))
 
 
@@ -68,7 +62,7 @@ def measure_parts(results: Results, name: str, stepper: Stepper, batches: Sequen
     for what, step in steps:
         repeat = 1 if what == "prefill" else STEPS
         with Stopwatch() as stopwatch:
-            total = seconds(lambda step=step, repeat=repeat: [step() for _ in range(repeat)])
+            total = seconds_of(lambda step=step, repeat=repeat: [step() for _ in range(repeat)])
         for part, share in stopwatch.shares(total).items():
             results.add(part_cell(what, part), name, 100 * share)
 
@@ -87,10 +81,10 @@ class Transformers:
             tokens = torch.randint(10, 250, (batch, DECODE_CONTEXT))
             cache = self._model(tokens, use_cache=True).past_key_values
             step = partial(self._model, tokens[:, :1], past_key_values=cache, use_cache=True)
-            times = [seconds(step) for _ in range(3)]
+            times = [seconds_of(step) for _ in range(3)]
             results.add(decode_cell(batch), TRANSFORMERS, 1e3 * statistics.median(times))
         if prompt:
-            took = seconds(lambda: self._model(torch.randint(10, 250, (1, prompt)), use_cache=True))
+            took = seconds_of(lambda: self._model(torch.randint(10, 250, (1, prompt)), use_cache=True))
             results.add(prefill_cell(prompt), TRANSFORMERS, prompt / took)
 
 
@@ -120,15 +114,11 @@ def measure_all(arguments: argparse.Namespace, results: Results) -> None:
         measure_parts(results, name, stepper, arguments.batches)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
     parser.add_argument("--threads", type=int, default=2, help="threads of the model")
-    parser.add_argument("--batches", type=_numbers, default=_numbers("1,8,32"), help="sequences of a decode step")
-    parser.add_argument("--contexts", type=_numbers, default=_numbers("1024,8192,32768,65536,131072"), help="tokens")
+    parser.add_argument("--batches", type=numbers, default=numbers("1,8,32"), help="sequences of a decode step")
+    parser.add_argument("--contexts", type=numbers, default=numbers("1024,8192,32768,65536,131072"), help="tokens")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--transformers-prompt", type=int, default=1024, help="tokens; it needs much memory for more")
     parser.add_argument("--skip-transformers", action="store_true")

@@ -15,14 +15,14 @@ import statistics
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bench.report import machine
+from tests.bench.timing import seconds_of
 from tests.engine.chat.conversations import assistant, call, result, system, user
 from tests.engine.chat.vocabulary import write_vocabulary
 
@@ -96,12 +96,6 @@ def prompt_of(chat_format: ChatFormat, body: str) -> list[str]:
     fields = json.loads(body)
     turns = with_tools(read_turns(fields["messages"]), read_functions(fields["tools"]))
     return chat_format.render(turns, chat_format.options("low", None))
-
-
-def seconds_of(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
 
 
 def measure(

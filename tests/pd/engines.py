@@ -34,6 +34,18 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As a kubelet would: asked first, killed if it does not listen."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Engine:
     """One pod's process."""
 
@@ -92,13 +104,7 @@ class Engine:
 
     def stop(self) -> int:
         """End it as a kubelet would; its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process)
         self.log_file.close()
         self._scratch.cleanup()
         return self.process.returncode
@@ -257,10 +263,5 @@ class Routed:
         return Path(self._log_file.name).read_text()
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(40)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
         self._log_file.close()
