@@ -86,7 +86,7 @@ def test_load_on_one_side_moves_a_group_there_and_costs_no_request(cluster: Clus
         headrace.wait_answer(f"{url}/v1/completions", {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1})
         with long_prompts(url) as answers:
             moved = {"prefill": 2, "decode": 1}
-            wait_for("a group to move to prefill", lambda: counts(cluster, namespace) == moved, timeout_seconds=90)
+            wait_for("a group to move to prefill", lambda: counts(cluster, namespace) == moved, timeout_seconds=180)
             headrace.wait_ready(cluster, NAME, namespace)
     assert {code for code, _ in answers} == {200}, [answer for answer in answers if answer[0] != 200][:3]
     auto = status(cluster, namespace)["autoscaling"]

@@ -65,14 +65,14 @@ def test_a_deleted_service_and_a_hand_edited_one_are_repaired(
     original = cluster.get("service", NAME, namespace)
     assert original is not None
     cluster.kubectl("delete", "service", NAME, "-n", namespace)
-    wait_for("the service to come back", lambda: cluster.get("service", NAME, namespace), timeout_seconds=20)
+    wait_for("the service to come back", lambda: cluster.get("service", NAME, namespace), timeout_seconds=180)
     cluster.kubectl("patch", "service", NAME, "-n", namespace, "--type=merge", "-p", '{"spec":{"selector":{"a":"b"}}}')
 
     def repaired() -> bool:
         service = cluster.get("service", NAME, namespace)
         return service is not None and service["spec"]["selector"].items() >= original["spec"]["selector"].items()
 
-    wait_for("the selector to be repaired", repaired, timeout_seconds=20)
+    wait_for("the selector to be repaired", repaired, timeout_seconds=180)
 
 
 def test_an_image_that_cannot_be_pulled_is_named(cluster: Cluster, namespace: str) -> None:
@@ -86,7 +86,7 @@ def test_an_image_that_cannot_be_pulled_is_named(cluster: Cluster, namespace: st
         entry = headrace.condition(resource or {}, "Ready")
         return entry.get("status") == "False" and "no-such-image" in entry.get("message", "")
 
-    wait_for("the image to be named in status", named, timeout_seconds=60)
+    wait_for("the image to be named in status", named, timeout_seconds=180)
     cluster.kubectl("delete", "dd", "broken", "-n", namespace)
     headrace.wait_gone(cluster, "broken", namespace)
 
@@ -103,7 +103,7 @@ def test_a_role_template_change_replaces_only_that_role(cluster: Cluster, namesp
         new = set(now.values()) - set(before.values())
         return bool(new) and all("decode" in name for name, uid in now.items() if uid in new)
 
-    wait_for("new decode pods", rolled, timeout_seconds=60)
+    wait_for("new decode pods", rolled, timeout_seconds=180)
     headrace.wait_ready(cluster, NAME, namespace)
     after = engine_pods(cluster, namespace)
     kept = {name: uid for name, uid in before.items() if "prefill" in name}

@@ -87,8 +87,8 @@ class Namespace:
         eventually(lambda: self.condition(deployment, names.READY).get("status") == "True", seconds)
 
 
-def eventually(check: Callable[[], Any], seconds: float = 60) -> Any:
-    """Poll until `check` is true; its value. Fails after `seconds`."""
+def eventually(check: Callable[[], Any], seconds: float = 180) -> Any:
+    """Poll until `check` is true; its value. Fails after `seconds`: by far more than it takes on a busy machine."""
     deadline = time.monotonic() + seconds
     while True:
         value = check()

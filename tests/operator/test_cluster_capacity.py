@@ -207,5 +207,5 @@ def test_a_group_that_others_pods_keep_from_being_whole_is_taken_back_and_made_a
     )
     assert "1 of 2 pods had a node" in events
     namespace.run("delete", "pods", "-l", "app=occupier", "--wait=false")
-    eventually(lambda: all_groups_ready(namespace, "flash"), 60)
+    eventually(lambda: all_groups_ready(namespace, "flash"))
     assert not [r for r in (namespace.get("dd", "flash") or {})["status"].get("rebuilds", []) if r["failures"]]

@@ -95,14 +95,14 @@ def test_what_newer_rules_refuse_is_reported_and_can_be_deleted(cluster: Cluster
     try:
         invalid = deployment(cluster)
         invalid["spec"]["roles"] = invalid["spec"]["roles"][1:]
-        eventually(lambda: _is_applied(namespace, invalid), 30)
+        eventually(lambda: _is_applied(namespace, invalid))
     finally:
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
     eventually(lambda: namespace.condition(NAME, names.VALID).get("status") == "False")
     assert "prefill and decode together" in namespace.condition(NAME, names.VALID)["message"]
     assert namespace.pod_uids(NAME) == before
     namespace.run("delete", "dd", NAME)
-    eventually(lambda: not namespace.list("pods", NAME), 90)
+    eventually(lambda: not namespace.list("pods", NAME))
 
 
 def _is_applied(namespace: kube.Namespace, body: dict[str, Any]) -> bool:

@@ -165,7 +165,7 @@ def test_edited_and_deleted_children_are_repaired_and_foreign_labels_kept(servin
             and (serving.get("deployment", f"{NAME}-router") or {})["spec"]["replicas"] == 0
         )
 
-    eventually(is_repaired, 30)
+    eventually(is_repaired)
 
 
 def test_conditions_of_others_survive(serving: kube.Namespace, deployment: Deployment) -> None:
@@ -190,7 +190,7 @@ def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(
     before = serving.pod_uids(NAME)
     serving.apply(deployment({"spec.roles.0.template": {**kube.OVERLAY, "labels": {"round": "2"}}}))
     eventually(lambda: serving.condition(NAME, names.PROGRESSING).get("reason") == names.REASON_ROLLING_OUT)
-    eventually(lambda: set(serving.pod_uids(NAME, "prefill")) - set(before), 60)
+    eventually(lambda: set(serving.pod_uids(NAME, "prefill")) - set(before))
     old = set(serving.pod_uids(NAME, "prefill")) & set(before)
     serving.wait_ready(NAME)
     assert len(old) <= 1
@@ -211,10 +211,10 @@ def test_a_name_that_is_taken_is_left_alone(namespace: kube.Namespace, deploymen
         assert (namespace.get("service", "taken") or {})["spec"]["selector"] == {"app": "mine"}
     finally:
         namespace.run("delete", "dd", "taken")
-    eventually(lambda: not namespace.list("pods", "taken"), 90)
+    eventually(lambda: not namespace.list("pods", "taken"))
     assert namespace.get("service", "taken")
 
 
 def test_a_deleted_deployment_leaves_nothing(serving: kube.Namespace) -> None:
     serving.run("delete", "dd", NAME)
-    eventually(lambda: not serving.list(KINDS, NAME), 90)
+    eventually(lambda: not serving.list(KINDS, NAME))

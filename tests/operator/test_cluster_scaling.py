@@ -97,7 +97,7 @@ def test_an_autoscaler_scales_and_an_apply_does_not_undo_it(cluster: Cluster, se
         }
     )
     try:
-        eventually(lambda: len(serving.pod_uids(NAME, "decode")) == 2, 90)
+        eventually(lambda: len(serving.pod_uids(NAME, "decode")) == 2)
         hpa = serving.get("hpa", NAME) or {}
         able = next(c for c in hpa["status"]["conditions"] if c["type"] == "AbleToScale")
         assert able["status"] == "True"
@@ -125,4 +125,4 @@ def test_back_to_static_the_scalers_go(cluster: Cluster, serving: kube.Namespace
     eventually(lambda: len(serving.pod_uids(NAME, "decode")) == 2)
     assert serving.condition(NAME, names.SCALING_LIMITED) == {}
     serving.run("delete", "dd", NAME)
-    eventually(lambda: not serving.list(f"pods,{SCALER}", NAME), 90)
+    eventually(lambda: not serving.list(f"pods,{SCALER}", NAME))
