@@ -2,23 +2,27 @@
 
 The library's name carries a key: a hash of the sources, the flags and the target. It is looked for beside this file
 (put there by `build_into`, e.g. when an image is made), then in the cache folder ($HEADRACE_KERNEL_CACHE, by default
-~/.cache/headrace/kernels); then it is compiled into the cache. A finished library is renamed into place, so that
-processes that start together may all compile and none sees half a file.
+~/.cache/headrace/kernels); then it is compiled into the cache. Of processes that start together one
+compiles and the others wait for it; a finished library is renamed into place, so that none sees half a file.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 _COMPILE_SECONDS = 300.0
+_POLL_SECONDS = 0.1
 
 _FLAGS = (
     *("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden"),
@@ -53,7 +57,9 @@ def find_or_build(target: str | None = None) -> Path:
     for folder in (Path(__file__).parent, cache_folder()):
         if (folder / name).is_file():
             return folder / name
-    return _compile(target, cache_folder() / name)
+    library = cache_folder() / name
+    with _only_one(library.parent):
+        return library if library.is_file() else _compile(target, library)
 
 
 def build_into(folder: Path | None = None, targets: Iterable[str] = ()) -> list[Path]:
@@ -68,7 +74,8 @@ def build_into(folder: Path | None = None, targets: Iterable[str] = ()) -> list[
     unknown = [name for name in names if name not in TARGETS]
     if unknown:
         raise BuildError(f"unknown kernel target {unknown[0]!r}: choose from {', '.join(TARGETS)}, all")
-    return [_compile(name, folder / library_name(name)) for name in names]
+    with _only_one(folder):
+        return [_compile(name, folder / library_name(name)) for name in names]
 
 
 def library_name(target: str) -> str:
@@ -89,12 +96,42 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "kernels"
 
 
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """While one process compiles into `folder` (made if there is none), others wait here, but not for ever."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise _no_folder(folder, error) from error
+    try:
+        deadline = time.monotonic() + _COMPILE_SECONDS
+        # A file system without locks, or whoever holds it hanging: compiling twice does no harm.
+        with suppress(OSError):
+            while not _is_locked_now(handle) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_locked_now(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _no_folder(folder: Path, error: OSError) -> BuildError:
+    return BuildError(f"cannot compile into {folder}: {error}; set HEADRACE_KERNEL_CACHE to a writable folder")
+
+
 def _compile(target: str, library: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if not compiler:
         raise BuildError("there is no C++ compiler: install g++ (or set CXX), or run `headrace-engine kernels build`")
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             output = Path(scratch) / library.name
             sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
@@ -106,9 +143,7 @@ def _compile(target: str, library: Path) -> Path:
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler} did not finish in {_COMPILE_SECONDS:.0f} s") from error
     except OSError as error:
-        raise BuildError(
-            f"cannot compile into {library.parent}: {error}; set HEADRACE_KERNEL_CACHE to a writable folder"
-        ) from error
+        raise _no_folder(library.parent, error) from error
     return library
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,22 @@ def test_compiles_once_and_leaves_nothing_else(
     assert build.find_or_build("generic") == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in empty_cache.iterdir()] == [first.name]
+
+
+def test_of_two_that_start_together_one_compiles(
+    empty_cache: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("compiler")
+    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    compiler, log = folder / "c++", folder / "log"
+    compiler.write_text(f'#!/bin/sh\necho called >> {log}\nsleep 0.3\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "SOURCES", folder)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(build.find_or_build, ["generic"] * 2)
+    assert first == second
+    assert log.read_text().splitlines() == ["called"]
 
 
 def test_a_library_beside_the_package_is_preferred(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
