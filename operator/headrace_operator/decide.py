@@ -26,13 +26,14 @@ from headrace_operator.placement import Pins
 from headrace_operator.planning import known_templates, role_states
 from headrace_operator.plans import Creation, Deletion, Note, RolePlan
 from headrace_operator.pressure import Pressed
+from headrace_operator.render.budgets import role_budget
 from headrace_operator.render.gangs import ganged
 from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import PodIdentity, engine_pod
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
-from headrace_operator.render.services import controller_revision, disruption_budget, group_service, role_service
+from headrace_operator.render.services import controller_revision, group_service, role_service
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.scaling import scaled, seed
 
@@ -190,7 +191,7 @@ def _wanted_objects(
             bodies.append(role_service(owner, role))
             guarded = min_available(wanted, plan, wanted.parallelism.num_pods)
             if guarded is not None:
-                bodies.append(disruption_budget(owner, role, guarded))
+                bodies.append(role_budget(owner, role, guarded))
             if deployment.spec.scaling.mode == EXTERNAL:
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
         bodies += companions.wanted(role, plan)

@@ -101,7 +101,7 @@ AVAILABLE = "Available"  # requests can be served now, perhaps by fewer groups t
 PROGRESSING = "Progressing"  # the operator is changing something
 SCALING_LIMITED = "ScalingLimited"  # a wish of a DisaggRoleScaler was cut; not where scaling.mode is Static
 READY = "Ready"  # every wanted group and the router is ready, all at the wanted revision
-PROTECTED = "Protected"  # draining nodes leaves groups of every role at work
+PROTECTED = "Protected"  # draining nodes leaves groups of every role, and routers, at work
 
 # Reasons.
 REASON_SPEC_ACCEPTED = "SpecAccepted"
@@ -125,6 +125,7 @@ REASON_WAITING_FOR_GROUP = "WaitingForGroup"
 REASON_STARTING = "Starting"
 REASON_BUDGETED = "Budgeted"
 REASON_SINGLE_GROUP = "SingleGroup"
+REASON_SINGLE_ROUTER = "SingleRouter"
 REASON_DRAINING = "Draining"
 REASON_NODE_LOST = "NodeLost"
 REASON_CANNOT_START = "CannotStart"
@@ -199,7 +200,7 @@ def router_service_name(deployment: str) -> str:
 
 
 def router_name(deployment: str) -> str:
-    """Deployment, ServiceAccount, Role and RoleBinding of the router."""
+    """Deployment, ServiceAccount, Role, RoleBinding and PodDisruptionBudget of the router."""
     return f"{deployment}-{ROUTER}"
 
 

@@ -1,4 +1,4 @@
-"""Disruption budgets: which role has one, what it leaves, and what the status says of roles without."""
+"""Disruption budgets: which role has one, what it leaves, the router's, and what the status says of those without."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from headrace_operator.api_status import Condition
 PAIR = {"parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
 
 
-def roles(num_prefill: int, num_decode: int) -> dict[str, Any]:
+def roles(num_prefill: int, num_decode: int, num_routers: int = 2) -> dict[str, Any]:
     """Prefill groups of one pod, decode groups of two."""
     decode = {"name": "decode", "replicas": num_decode, **PAIR}
-    return {"spec.roles": [{"name": "prefill", "replicas": num_prefill}, decode]}
+    return {
+        "spec.roles": [{"name": "prefill", "replicas": num_prefill}, decode],
+        "spec.router": {"replicas": num_routers},
+    }
 
 
 def budgets(cluster: FakeCluster) -> dict[str, int]:
     """minAvailable by role."""
     return {
-        body["spec"]["selector"]["matchLabels"][names.LABEL_ROLE]: body["spec"]["minAvailable"]
+        body["metadata"]["labels"][names.LABEL_ROLE]: body["spec"]["minAvailable"]
         for (kind, _), body in cluster.objects.items()
-        if kind == "PodDisruptionBudget"
+        if kind == "PodDisruptionBudget" and names.LABEL_ROLE in body["metadata"]["labels"]
     }
 
 
@@ -58,6 +61,31 @@ def test_the_budget_follows_the_number_of_groups_and_goes_with_the_second_last()
     for num_decode, left in ((4, 7), (3, 5), (1, None)):
         cluster.settle(stored(roles(1, num_decode)))
         assert budgets(cluster).get("decode") == left
+
+
+@pytest.mark.parametrize(
+    ("num_routers", "limit", "reason"),
+    [
+        (3, 1, names.REASON_BUDGETED),
+        (2, 1, names.REASON_BUDGETED),
+        (1, None, names.REASON_SINGLE_ROUTER),
+        (0, None, names.REASON_BUDGETED),
+    ],
+)
+def test_one_router_may_go_and_the_only_one_is_not_guarded(num_routers: int, limit: int | None, reason: str) -> None:
+    cluster = FakeCluster()
+    for before in (2, num_routers):  # a budget goes with the second router
+        cluster.settle(stored(roles(2, 2, before)))
+    budget = cluster.objects.get(("PodDisruptionBudget", names.router_name("demo")))
+    assert (budget["spec"]["maxUnavailable"] if budget else None) == limit
+    assert protected(cluster).reason == reason
+
+
+def test_the_routers_budget_counts_the_pods_of_the_router_and_no_other() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored(roles(1, 1)))
+    selector = cluster.objects["PodDisruptionBudget", names.router_name("demo")]["spec"]["selector"]
+    assert selector == cluster.objects["Deployment", names.router_name("demo")]["spec"]["selector"]
 
 
 def test_a_group_that_was_given_up_does_not_block_drains_for_ever() -> None:

@@ -166,6 +166,14 @@ def test_a_new_router_is_ready_before_an_old_one_goes() -> None:
     assert router_deployment()["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
+def test_routers_of_a_new_revision_spread_among_themselves() -> None:
+    spec = router_deployment({"spec.router": {"replicas": 2}})
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == spec["selector"]
+    assert spread["matchLabelKeys"] == ["pod-template-hash"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"  # a cluster may have one node only
+
+
 def test_a_template_adds_to_the_router_too() -> None:
     template = {
         "labels": {"team": "x", names.LABEL_COMPONENT: "stolen"},

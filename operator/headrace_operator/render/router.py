@@ -1,4 +1,4 @@
-"""The router: Deployment, Service, and the right to follow EndpointSlices. Pure."""
+"""The router: Deployment, Service, disruption budget, and the right to follow EndpointSlices. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.api import Spec
 from headrace_operator.api_pods import PodTemplate
+from headrace_operator.disruptions import is_guarded
+from headrace_operator.render.budgets import router_budget
 from headrace_operator.render.objects import Owner, http_probe, metadata, stamped
 from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import ROUTER_LEAVE_SECONDS, following_router_command
@@ -66,7 +68,10 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
             },
         },
     ]
-    return [stamped(body) for body in bodies]
+    objects = [stamped(body) for body in bodies]
+    if is_guarded(spec.router):
+        objects.append(router_budget(owner, _selector(owner)))
+    return objects
 
 
 def _pod_metadata(template: PodTemplate, labels: dict[str, str]) -> dict[str, Any]:
@@ -119,6 +124,8 @@ def _pod_spec(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": _selector(owner)},
+                # Those of the revision that a roll-out replaces are about to leave their nodes.
+                "matchLabelKeys": ["pod-template-hash"],
             }
         ],
         "containers": [container],

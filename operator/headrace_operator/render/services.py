@@ -1,4 +1,4 @@
-"""Services, disruption budget and stored revisions of a role. Pure."""
+"""Services and stored revisions of a role. Pure."""
 
 from __future__ import annotations
 
@@ -30,23 +30,6 @@ def role_service(owner: Owner, role: str) -> dict[str, Any]:
     return _headless(
         owner, names.role_service_name(owner.name, role), labels, selector, ports={"http": names.PORT_HTTP}
     )
-
-
-def disruption_budget(owner: Owner, role: str, min_available: int) -> dict[str, Any]:
-    """Evictions must leave so many of the role's engine pods. A count, since a share needs an owner with /scale."""
-    spec = {
-        "minAvailable": min_available,
-        "selector": {"matchLabels": {names.LABEL_DEPLOYMENT: owner.name, names.LABEL_ROLE: role}},
-        # A pod that serves nobody is in nobody's way.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-    }
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(owner, names.budget_name(owner.name, role), names.role_labels(owner.name, role)),
-        "spec": spec,
-    }
-    return stamped(body)
 
 
 def _headless(
