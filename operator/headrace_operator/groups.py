@@ -83,6 +83,13 @@ class Pod:
         return self.deadline is not None
 
     @property
+    def gone_at(self) -> float | None:
+        """When a pod that is being deleted counts as gone, though nobody has said so; None: it is not being deleted."""
+        if self.deadline is None:
+            return None
+        return min(self.deadline + OVERDUE_SECONDS, self.lost_at if self.lost_at is not None else float("inf"))
+
+    @property
     def is_finished(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 

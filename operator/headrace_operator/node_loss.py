@@ -36,14 +36,16 @@ def with_lost_pods(observed: Observed, silent: Mapping[str, float], loss_seconds
     """The same with the pods marked whose nodes are silent. `silent`: since when, by node."""
     if not silent:
         return observed
+    groups = {key: tuple(marked(p, silent, loss_seconds, now) for p in pods) for key, pods in observed.groups.items()}
+    return replace(observed, groups=groups)
 
-    def marked(pod: Pod) -> Pod:
-        if not pod.is_suspect or pod.node not in silent:
-            return pod
-        lost_at = silent[pod.node] + loss_seconds
-        return replace(pod, lost_at=lost_at, is_lost=now >= lost_at)
 
-    return replace(observed, groups={key: tuple(map(marked, pods)) for key, pods in observed.groups.items()})
+def marked(pod: Pod, silent: Mapping[str, float], loss_seconds: float, now: float) -> Pod:
+    """The pod with the time at which it counts as lost, if its node is silent."""
+    if not pod.is_suspect or pod.node not in silent:
+        return pod
+    lost_at = silent[pod.node] + loss_seconds
+    return replace(pod, lost_at=lost_at, is_lost=now >= lost_at)
 
 
 def only_lost(pods: Sequence[Pod]) -> bool:

@@ -54,7 +54,7 @@ class ParsedPods:
         uid, version = body["metadata"]["uid"], body["metadata"]["resourceVersion"]
         known = self._known.get(uid)
         if known is None or known[0] != version:
-            place = _place(deployment, body)
+            place = place_of(deployment, body)
             known = (version, place, pod_facts(body, place[1] if place else 0))
         self._seen[uid] = known
         return known[1], known[2]
@@ -116,16 +116,21 @@ def controller_uid(body: Body) -> str | None:
 
 def _is_leftover(deployment: str, body: Body) -> bool:
     """Whether a deployment of this name owned an object that is not ours, and it is not being deleted yet."""
+    return is_of_name(deployment, body) and "deletionTimestamp" not in body["metadata"]
+
+
+def is_of_name(deployment: str, body: Body) -> bool:
+    """Whether a deployment of this name owns the object, or owned it."""
     owners = [reference for reference in body["metadata"].get("ownerReferences") or () if reference.get("controller")]
-    is_of_our_name = any(owner.get("kind") == names.KIND and owner.get("name") == deployment for owner in owners)
-    return is_of_our_name and "deletionTimestamp" not in body["metadata"]
+    return any(owner.get("kind") == names.KIND and owner.get("name") == deployment for owner in owners)
 
 
 def _labels(body: Body) -> Mapping[str, str]:
     return body["metadata"].get("labels") or {}
 
 
-def _place(deployment: str, body: Body) -> Place | None:
+def place_of(deployment: str, body: Body) -> Place | None:
+    """Where a pod belongs; None: its labels do not fit its name."""
     labels = _labels(body)
     try:
         key = GroupKey(labels[names.LABEL_ROLE], labels[names.LABEL_REVISION], int(labels[names.LABEL_GROUP]))

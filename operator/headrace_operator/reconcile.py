@@ -43,6 +43,7 @@ from headrace_operator.scaling import scaled
 from headrace_operator.signal_board import SignalBoard
 from headrace_operator.status import invalid_status, status_of
 from headrace_operator.store import Store
+from headrace_operator.stragglers import overdue, stragglers, suspects
 from headrace_operator.workqueue import Key
 
 logger = logging.getLogger(__name__)
@@ -103,10 +104,17 @@ class Reconciler:
 
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.deployment(key)
-        if raw is None or raw["metadata"].get("deletionTimestamp"):
-            self._forget(key)  # garbage collection does the rest
-            return None
         objects = [*self._store.children(key), *(self._following.children(key) if self._following else ())]
+        is_wanted = raw is not None and not raw["metadata"].get("deletionTimestamp")
+        late = await self._end_stragglers(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects)
+        if raw is None or not is_wanted:
+            self._forget(key)  # garbage collection does the rest
+            return late
+        wait = await self._step(key, raw, objects)
+        return min((seconds for seconds in (wait, late) if seconds), default=None)
+
+    async def _step(self, key: Key, raw: Body, objects: list[Body]) -> float | None:
+        """The next step of a deployment that is there to stay."""
         now = self._clock()
         expected = self._expectations.get(key)
         if expected:
@@ -157,6 +165,16 @@ class Reconciler:
             status.progress, deployment.spec.rollout_strategy.progress_deadline_seconds, self._clock()
         )
         return min((wait for wait in (decision.wait_seconds, pause, deadline) if wait), default=None)
+
+    async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body]) -> float | None:
+        """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""
+        bodies = stragglers(key.name, uid, objects)
+        silent = await self._nodes.silent(suspects(bodies))
+        gone, wait = overdue(bodies, silent, self._clock())
+        for deletion in gone:
+            logger.warning("%s/%s: pod %s outlived its deployment and is removed", *key, deletion.pod_name)
+            await self._cluster.delete("Pod", key.namespace, deletion.pod_name, deletion.uid, deletion.grace_seconds)
+        return wait
 
     def _forget(self, key: Key) -> None:
         """The deployment is gone, or is going."""

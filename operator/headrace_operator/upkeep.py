@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from headrace_operator import names
-from headrace_operator.groups import OVERDUE_SECONDS, GroupKey, GroupState, Pod, Rebuild, RoleState, Trouble
+from headrace_operator.groups import GroupKey, GroupState, Pod, Rebuild, RoleState, Trouble
 from headrace_operator.node_loss import lost_message, only_lost
 from headrace_operator.plans import Creation, Deletion, Group, Note
 from headrace_operator.restarts import after_failure, bad_nodes, is_given_up, memory_of, wait_seconds
@@ -118,14 +118,12 @@ class Upkeep:
         for pod in pods:
             if pod.is_lost:
                 self.delete.append(Deletion(pod.name, pod.uid, 0))
-            elif pod.deadline is None:
+            elif pod.gone_at is None:
                 self.delete.append(Deletion(pod.name, pod.uid, grace_seconds))
+            elif self.now >= pod.gone_at:
+                self.delete.append(Deletion(pod.name, pod.uid, 0))
             else:
-                gone_at = min(pod.deadline + OVERDUE_SECONDS, pod.lost_at if pod.lost_at is not None else float("inf"))
-                if self.now >= gone_at:
-                    self.delete.append(Deletion(pod.name, pod.uid, 0))
-                else:
-                    self.waits.append(gone_at - self.now)
+                self.waits.append(pod.gone_at - self.now)
 
     def note(self, reason: str, message: str, is_warning: bool = False) -> None:
         self.notes.append(Note(reason, message, is_warning))

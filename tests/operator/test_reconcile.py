@@ -273,6 +273,26 @@ async def test_what_a_deployment_of_the_same_name_left_goes(is_behind: bool) -> 
     assert server.condition(names.READY)["status"] == "True"
 
 
+@pytest.mark.parametrize("owner", ["gone", "going", "replaced"])
+async def test_a_pod_that_nobody_ends_is_removed_though_its_deployment_is(owner: str) -> None:
+    server = FakeServer()
+    await settle(server, reconciler(server))
+    pod = next(body for name, body in server.world.pods().items() if "decode" in name)
+    pod["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:50Z"  # now it is 00:01:40
+    server.world.objects = {("Pod", pod["metadata"]["name"]): pod}
+    server.calls.clear()
+    assert server.raw is not None
+    if owner == "going":
+        server.raw["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:10Z"
+    elif owner == "replaced":
+        server.raw["metadata"]["uid"] = "of-another-life"
+    else:
+        server.raw = None
+    await reconciler(server).reconcile(KEY)
+    assert server.calls[0] == "delete Pod"
+    assert pod not in server.world.objects.values()
+
+
 async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
     server = FakeServer()
     subject = reconciler(server)

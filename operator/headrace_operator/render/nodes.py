@@ -25,6 +25,12 @@ def leaving_after(pod: dict[str, Any], node_loss_seconds: int) -> dict[str, Any]
     return {**pod, "spec": {**pod["spec"], "tolerations": [*given, *added]}} if added else pod
 
 
+def stays_seconds(pod: Mapping[str, Any]) -> float:
+    """How long a pod that was made so stays on a node that is silent; infinite if its template says so."""
+    tolerations = [t for t in pod["spec"].get("tolerations") or () if _tolerates(t, _SILENT[1])]
+    return min((float(t.get("tolerationSeconds", "inf")) for t in tolerations), default=0.0)
+
+
 def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
     return toleration.get("key") in (None, "", key) and toleration.get("effect") in (None, "", "NoExecute")
 

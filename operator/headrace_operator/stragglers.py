@@ -1,0 +1,51 @@
+"""Pods on their way out that no group has any more, on nodes that do not end them. Pure.
+
+Garbage collection deletes the pods of a deployment that went or is going. Those on a silent node stay Terminating
+until someone removes them by force: the deletion of their deployment, if it waits for them, never ends, and a
+successor of the same name finds the names of its pods taken. (`upkeep.py` does the same for pods of groups.) A pod says
+itself how long it stays on a silent node (`render/nodes.py`): its deployment may not be there any more to say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace_operator.groups import Pod
+from headrace_operator.node_loss import marked
+from headrace_operator.observe import controller_uid, is_of_name, place_of
+from headrace_operator.plans import Deletion
+from headrace_operator.pod_facts import pod_facts
+from headrace_operator.render.nodes import stays_seconds
+
+Body = Mapping[str, Any]
+
+
+def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Body]:
+    """Pods that are being deleted, have an owner of this name, and are in no group of the deployment with this uid
+    (empty: none is there to stay)."""
+    return [
+        body
+        for body in objects
+        if body["kind"] == "Pod"
+        and "deletionTimestamp" in body["metadata"]
+        and is_of_name(deployment, body)
+        and not (controller_uid(body) == uid and place_of(deployment, body))
+    ]
+
+
+def suspects(bodies: Iterable[Body]) -> list[str]:
+    """Nodes worth asking for."""
+    return sorted({pod.node for pod in _pods(bodies) if pod.is_suspect and pod.node})
+
+
+def overdue(bodies: Sequence[Body], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
+    """Those that are to be removed by force, and how long until the next one is. `silent`: as of `silent_since`."""
+    pods = [marked(pod, silent, stays_seconds(body), now) for body, pod in zip(bodies, _pods(bodies), strict=True)]
+    gone = [Deletion(pod.name, pod.uid, 0) for pod in pods if pod.gone_at is not None and pod.gone_at <= now]
+    waits = [pod.gone_at - now for pod in pods if pod.gone_at is not None and pod.gone_at > now]
+    return gone, min(waits, default=None)
+
+
+def _pods(bodies: Iterable[Body]) -> list[Pod]:
+    return [pod_facts(body, 0) for body in bodies]
