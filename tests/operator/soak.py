@@ -6,6 +6,7 @@ share.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ ON_RACKS = {
 }
 NODE_LOSS_SECONDS = 5
 _GROUP_LABELS = (names.LABEL_ROLE, names.LABEL_REVISION, names.LABEL_GROUP)
+
+
+def dealt(weights: Mapping[str, int], count: int, chance: random.Random) -> list[str]:
+    """`count` kinds of operations in random order: each once, as far as that goes, and the rest drawn by weight."""
+    kinds = list(weights)
+    hand = [*kinds, *chance.choices(kinds, list(weights.values()), k=max(0, count - len(kinds)))]
+    chance.shuffle(hand)
+    return hand[:count]
 
 
 @dataclass(frozen=True)

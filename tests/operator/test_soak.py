@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.operator.soak import Wish, what_is_wrong
+from tests.operator.soak import Wish, dealt, what_is_wrong
 from tests.operator.worlds import CREATED, UID, FakeCluster
 
 from headrace_operator import names
@@ -90,3 +91,12 @@ def test_a_leftover_is_told(spoil: Callable[[dict[str, Any], Objects], None], to
     body, objects = settled()
     spoil(body, objects)
     assert any(told in problem for problem in what_is_wrong(WISH, body, list(objects.values()), 0))
+
+
+def test_every_kind_of_operation_happens_in_a_run_and_a_seed_repeats_it() -> None:
+    weights = {"common": 100, "rare": 1, "rarer": 1}
+    hand = dealt(weights, 50, random.Random(7))
+    assert len(hand) == 50
+    assert set(hand) == set(weights)
+    assert hand == dealt(weights, 50, random.Random(7))
+    assert len(dealt(weights, 2, random.Random(7))) == 2
