@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace_engine.chat.call_grammar import check_strict
 from headrace_engine.chat.dsml import ToolCall
 from headrace_engine.chat.errors import ChatError
 
@@ -80,7 +81,7 @@ def read_functions(tools: Any, where: str = "tools") -> list[dict[str, Any]]:
         if not isinstance(function.get("parameters", {}), dict | None):
             raise ChatError(f"{where}[{index}].function.parameters must be a JSON schema", where)
         if function.get("strict"):
-            raise ChatError(f"{where}[{index}].function.strict is not supported: arguments are not forced", where)
+            check_strict(function, f"{where}[{index}].function", where)
         functions.append(function)
     return functions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace_engine.chat.call_grammar import calls_grammar, strict_grammar
 from headrace_engine.chat.errors import ChatError
-from headrace_engine.chat.forced import calls_grammar
 from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.chat.messages import read_functions, read_turns, with_tools
 from headrace_engine.chat.parse import AnswerParser, Tools, tools_of
@@ -19,14 +19,16 @@ from headrace_engine.server.schema import ChatBody
 class ChatPlan:
     """pieces: the prompt (see chat/prompt.py). tools: those that the model may call, None if there are none.
 
-    max_calls: None: any number.
+    max_calls: None: any number. forced, strict: grammars in Lark's notation, at most one of them: of the calls that the
+    request insists on, behind the thought; or of the whole answer, if it may have calls that must keep to schemas.
     """
 
     pieces: list[str]
     is_thinking: bool
     tools: Tools | None
     max_calls: int | None
-    forced: str | None = None  # grammar of the calls that the request insists on, in Lark's notation
+    forced: str | None = None
+    strict: str | None = None
 
     def parser(self) -> AnswerParser:
         """For one answer."""
@@ -54,10 +56,12 @@ def plan_chat(body: ChatBody, chat_format: ChatFormat) -> ChatPlan:
         raise bad_request(message, f"messages[{index}]")
     offered = [function for turn in turns for function in turn.functions]
     max_calls = 1 if body.parallel_tool_calls is False or isinstance(choice, Named) else None
-    forced = None
+    forced = strict = None
     if choice == "required" or isinstance(choice, Named):
         forced = calls_grammar(chat_format.dialect, _forced_functions(choice, offered), max_calls)
-    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls, forced)
+    elif any(function.get("strict") for function in offered):
+        strict = strict_grammar(chat_format.dialect, offered, max_calls)
+    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls, forced, strict)
 
 
 @dataclass(frozen=True)

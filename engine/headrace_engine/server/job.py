@@ -153,14 +153,22 @@ async def _grammar(
     body: ChatBody | CompletionBody, leg: Leg, chat: ChatPlan | None, tokenizer: Tokenizer, grammars: GrammarDoor
 ) -> tuple[str | None, int | None]:
     """What the answer must follow, and the token behind which that begins. Prefill generates nothing: no grammar."""
-    grammar = None if leg is Leg.PREFILL else await grammars.grammar_of(body)
-    if grammar is None and chat is not None and chat.forced is not None and leg is not Leg.PREFILL:
-        grammar = await grammars.accept(of_grammar(chat.forced), "tools", body)
-    elif grammar is not None and chat is not None and chat.tools is not None:
-        message = "a grammar (response_format, structured_outputs) leaves no room for calls; send tool_choice none"
-        raise bad_request(message, "tools", "unsupported_value")
-    is_thinking = chat is not None and chat.is_thinking
-    return grammar, tokenizer.marker_id(END_THINK) if grammar is not None and is_thinking else None
+    if leg is Leg.PREFILL:
+        return None, None
+    grammar = await grammars.grammar_of(body)
+    if chat is None:
+        return grammar, None
+    end_of_thought = tokenizer.marker_id(END_THINK) if chat.is_thinking else None
+    if grammar is not None:
+        if chat.tools is not None:
+            message = "a grammar (response_format, structured_outputs) leaves no room for calls; send tool_choice none"
+            raise bad_request(message, "tools", "unsupported_value")
+        return grammar, end_of_thought
+    if chat.forced is not None:
+        return await grammars.accept(of_grammar(chat.forced), "tools", body), end_of_thought
+    if chat.strict is not None:
+        return await grammars.accept(of_grammar(chat.strict), "tools", body), None
+    return None, None
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:

@@ -1,4 +1,4 @@
-"""The grammar of a block of calls, for requests that want a call whatever the model thinks of it.
+"""Grammars of calls: for requests that want one whatever the model thinks of it, and for functions that are `strict`.
 
 Lark's notation as llguidance reads it. Parameters come in the schema's order, optional ones may be left out; a text
 is raw, everything else is JSON that keeps to its part of the schema.
@@ -11,27 +11,69 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_engine.chat.dsml import GAP, Dialect
-from headrace_engine.chat.prompt import DSML
+from headrace_engine.chat.errors import ChatError
+from headrace_engine.chat.prompt import DSML, END_THINK, THINK
 
 _LINE, _MARK = "\n", '"'
 _TEXT, _JSON = ' string="true">', ' string="false">'
 _DEFINITIONS = ("$defs", "definitions")
+_SAYS = {"title", "description", "$schema", *_DEFINITIONS}  # keywords that hold nobody to anything
+_OF_STRICT = {"type", "properties", "required", "additionalProperties", *_SAYS}
 
 
 def calls_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> str:
     """Grammar of one call or more (exactly one if max_calls is 1) of these functions of OpenAI's form."""
-    writer = _Writer(dialect)
-    calls = DSML + dialect.calls
-    repeated = "call" if max_calls == 1 else "call+"
-    names = [writer.call(number, function) for number, function in enumerate(functions)]
+    opening = f"start: {_quote(GAP + '<' + DSML)} block"
+    return "\n".join([opening, *_block(dialect, functions, max_calls)]) + "\n"
+
+
+def strict_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> str:
+    """Grammar of a whole answer, thought included: any text, behind which there may be calls of these functions.
+
+    Those of functions that are `strict` keep to their schemas, others may have whatever parameters.
+    """
+    held = [function if function.get("strict") else {"name": function["name"]} for function in functions]
     rules = [
-        f"start: {_quote(GAP + '<' + calls + '>' + _LINE)} {repeated} {_quote('</' + calls + '>')}",
+        # A block may open within the thought. Think markers are no characters to a grammar but tokens of their own.
+        "start: (anything marker)* (anything | opening block)",
+        f"marker: {THINK} | {END_THINK}",
+        "anything: /(?s:.*)/",
+        f"opening[suffix={_quote('<' + DSML)}]: /(?s:.*)/",
+        *_block(dialect, held, max_calls),
+    ]
+    return "\n".join(rules) + "\n"
+
+
+def check_strict(function: Mapping[str, Any], what: str, param: str) -> None:
+    """Raises ChatError if a call of this function cannot be held to all that its schema says."""
+    schema = function.get("parameters") or {}
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if unknown := sorted(schema.keys() - _OF_STRICT):
+        raise ChatError(f"{what}: a strict function's parameters cannot have {unknown[0]!r} at the top", param)
+    if schema.get("type", "object") != "object" or not isinstance(properties, dict):
+        raise ChatError(f"{what}: a strict function's parameters must be an object with properties", param)
+    if schema.get("additionalProperties"):
+        raise ChatError(f"{what}: a strict function's additionalProperties must be false", param)
+    if not isinstance(required, list) or any(not isinstance(name, str) or name not in properties for name in required):
+        raise ChatError(f"{what}: required names what properties do not have", param)
+    for name in properties:
+        if not name or any(character in '"<>\n' for character in name):
+            raise ChatError(f"{what}: the markup of calls has no way to write a parameter {name!r}", param)
+
+
+def _block(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> list[str]:
+    """The rule `block`, what follows the first marker of a block of calls, and the rules that it needs."""
+    writer = _Writer(dialect)
+    names = [writer.call(number, function) for number, function in enumerate(functions)]
+    repeated = "call" if max_calls == 1 else "call+"
+    closing = f"</{DSML}{dialect.calls}>"
+    return [
+        f"block: {_quote(dialect.calls + '>' + _LINE)} {repeated} {_quote(closing)}",
         f"call: {' | '.join(names)}",
         # Ends with the first closing tag, which no text can hold.
         f"text[suffix={_quote(writer.end)}]: /(?s:.*)/",
         *writer.rules,
     ]
-    return "\n".join(rules) + "\n"
 
 
 class _Writer:
@@ -56,7 +98,7 @@ class _Writer:
         for index, (name, part) in enumerate(properties.items()):
             parts.append(f"p{number}_{index}" + ("" if name in required else "?"))
             self._declare(f"p{number}_{index}", name, _part_of(schema, part))
-        if not properties and schema.get("additionalProperties", True):
+        if not properties and schema.get("additionalProperties", not function.get("strict")):
             parts = ["any*"]
         begin = _quote("<" + self._invoke + f' name="{function["name"]}">' + _LINE)
         # Without parameters prompts have an empty line.
@@ -90,8 +132,8 @@ def _part_of(schema: Mapping[str, Any], part: Any) -> Any:
 
 
 def _is_plain_text(schema: Any) -> bool:
-    said = {"title", "description", "default", "examples", *_DEFINITIONS}
-    return isinstance(schema, dict) and schema.get("type") == "string" and not (schema.keys() - said - {"type"})
+    said = {"type", "default", "examples", *_SAYS}
+    return isinstance(schema, dict) and schema.get("type") == "string" and not (schema.keys() - said)
 
 
 def _words_of(schema: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calls that are forced: the grammar takes what the formats write, and nothing that the tools' schemas do not."""
+"""Calls that are forced or strict: grammars take what the formats write, and nothing that the tools' schemas do not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from tests.engine.chat.conversations import assistant, call, user
 from tests.engine.chat.test_parse import read, talker
 
+from headrace_engine.chat.call_grammar import calls_grammar, check_strict, strict_grammar
 from headrace_engine.chat.dsml import V4_DIALECT, V41_DIALECT
-from headrace_engine.chat.forced import calls_grammar
+from headrace_engine.chat.errors import ChatError
 from headrace_engine.chat.formats import ChatFormat, V4Format, V41Format
 from headrace_engine.chat.messages import read_turns
 from headrace_engine.chat.options import ChatOptions
@@ -123,6 +124,60 @@ def test_whatever_a_model_likes_it_makes_whole_calls(
         jsonschema.validate(arguments, {"pick": PICK, "nothing": NOTHING}[name]["parameters"])
 
 
+STRICT = [PICK | {"strict": True}, NOTHING | {"strict": True}, ANYTHING]
+GOOD = {"text": "</x>", "count": 1}
+
+
+@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize(
+    ("before", "calls", "is_taken"),
+    [
+        ("", [], True),
+        ("No tool.</think>It is 5 < 6 or </｜DSML｜ so", [], True),
+        ("I ask.</think>Let us see.", [("pick", GOOD), ("nothing", {})], True),
+        ("It opens within the thought.", [("pick", GOOD)], True),
+        ("So.</think></think>", [("any.thing", {"a": "b", "c": [1]})], True),
+        ("So.</think>", [("pick", {"text": "x", "count": 10})], False),
+        ("So.", [("pick", {"text": "x"})], False),
+        ("So.</think>", [("pick", GOOD | {"other": 1})], False),
+        ("So.</think>", [("nothing", {"a": 1})], False),
+        ("So.</think>", [("other", {})], False),
+    ],
+)
+def test_a_whole_answer_is_free_but_for_the_calls_of_strict_functions(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, family: str, before: str, calls: Any, is_taken: bool
+) -> None:
+    matcher = compiler.compile(of_grammar(strict_grammar(FORMATS[family].dialect, STRICT, None)))
+    token_ids = tokenizer.encode(before + (written(family, calls) if calls else ""))
+    assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_taken
+
+
+def test_one_call_of_a_strict_function_where_calls_are_not_parallel(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    grammar = of_grammar(strict_grammar(V4_DIALECT, STRICT, 1))
+    for num_calls, is_taken in ((1, True), (2, False)):
+        token_ids = tokenizer.encode(written("v4", [("nothing", {})] * num_calls))
+        assert (compiler.compile(grammar).try_consume_tokens(token_ids) == len(token_ids)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"type": "array"}, "must be an object"),
+        ({"properties": {}, "anyOf": []}, "cannot have 'anyOf' at the top"),
+        ({"properties": {}, "additionalProperties": {"type": "string"}}, "additionalProperties must be false"),
+        ({"properties": {"a": {}}, "required": ["b"]}, "required names"),
+        ({"properties": {"a": {}}, "required": [[]]}, "required names"),
+        ({"properties": {'a"': {}}}, "no way to write"),
+    ],
+)
+def test_a_schema_that_no_call_can_be_held_to_is_refused(parameters: Any, why: str) -> None:
+    with pytest.raises(ChatError, match=why):
+        check_strict({"name": "f", "parameters": parameters}, "tools[0].function", "tools")
+    check_strict({"name": "f"}, "tools[0].function", "tools")
+
+
 def test_a_text_with_limits_is_json(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     schema = {"properties": {"short": {"type": "string", "maxLength": 3}}}
     grammar = of_grammar(calls_grammar(V4_DIALECT, [{"name": "f", "parameters": schema}], None))
@@ -139,5 +194,5 @@ def test_schemas_that_make_no_sense_raise_nothing_but_a_grammar_error(compiler: 
 
 
 def test_dialects_have_their_own_tags() -> None:
-    assert "<｜DSML｜tool_calls>" in calls_grammar(V4_DIALECT, [NOTHING], None)
-    assert "<｜DSML｜ calls>" in calls_grammar(V41_DIALECT, [NOTHING], None)
+    assert "</｜DSML｜tool_calls>" in calls_grammar(V4_DIALECT, [NOTHING], None)
+    assert "</｜DSML｜ calls>" in calls_grammar(V41_DIALECT, [NOTHING], None)
