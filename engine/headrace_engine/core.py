@@ -146,13 +146,18 @@ class RequestError(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct):
-    """One request as the frontend hands it to a rank: token ids in, no text."""
+    """One request as the frontend hands it to a rank: token ids in, no text.
+
+    shares_kv_of: id of another DECODE request with the same prompt, given to this rank before: what its ticket brings
+    serves this one too, which gets no ticket.
+    """
 
     request_id: str
     leg: Leg
     prompt_token_ids: list[int]
     sampling: SamplingParams
     ticket: Ticket | None = None  # PREFILL only
+    shares_kv_of: str | None = None  # DECODE only
 
 
 def hash_tokens(token_ids: SequenceOf[int]) -> str:

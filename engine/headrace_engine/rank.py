@@ -105,6 +105,7 @@ class RankLoop:
         self._add_guided(now)
         step = self._scheduler.schedule(now, others_generate=self._group_generates)
         self._runner.copy_slots(step.slot_copies)
+        self._runner.copy_blocks(step.block_copies)
         self._act()
         must_run, may_leave = self._agree(bool(step.rows))
         if must_run:

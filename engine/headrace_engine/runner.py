@@ -41,6 +41,7 @@ class Runner:
         self._exchange = exchange
         self._sampler = Sampler(model.eos_token_ids)
         self._state_tensors = [cache[g.name] for g in model.cache_groups if g.kind is GroupKind.STATE]
+        self._paged_tensors = [cache[g.name] for g in model.cache_groups if g.kind is GroupKind.PAGED]
         self._tokens = _Buffer(max_batch_tokens)
         self._positions = _Buffer(max_batch_tokens)
         self._starts = _Buffer(max_sequences + 1)
@@ -61,6 +62,12 @@ class Runner:
         """Copy per-sequence state between slots, in order."""
         for source, destination in copies:
             for tensor in self._state_tensors:
+                tensor[destination].copy_(tensor[source])
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks of every paged group, in order."""
+        for source, destination in copies:
+            for tensor in self._paged_tensors:
                 tensor[destination].copy_(tensor[source])
 
     @torch.inference_mode()

@@ -9,6 +9,8 @@
 * A DECODE leg is admitted without computing: its blocks go into a ticket, and it runs from its last prompt token once
   the KV has arrived. A PREFILL leg computes all prompt tokens but the last, never samples, and keeps its blocks until
   the transfer has ended.
+* A DECODE leg may lead others with the same prompt (`n` answers of one request): when its KV has come, they get a copy
+  of its state, and its full blocks are shared. Those without room then queue, and compute the prompt here.
 * Prompts are cached by prefix where a block boundary is crossed; where the model keeps per-sequence state, chunks end
   at the last boundary of the prompt so that the state can be copied there (see `kv.prefix`).
 
@@ -86,6 +88,7 @@ class Scheduler:
         self._num_waiting_for_kv = 0
         self._num_pushing = 0
         self._slot_copies: list[tuple[int, int]] = []
+        self._block_copies: list[tuple[int, int]] = []
         self._actions: list[Action] = []
         self._num_scored = 0  # prompt tokens of the step that get a score
         self._blocked: tuple[str, int, int] | None = None  # head of the queue and free blocks, slots when it failed
@@ -119,6 +122,10 @@ class Scheduler:
         return self._num_pushing
 
     @property
+    def _num_active(self) -> int:
+        return len(self._running) + self._num_waiting_for_kv + self._num_pushing
+
+    @property
     def is_empty(self) -> bool:
         """No request is left, in whatever state. Quarantined blocks do not count."""
         return not self._sequences
@@ -149,7 +156,10 @@ class Scheduler:
         if self._has_snapshots and request.leg is not Leg.DECODE:
             sequence.num_expected_cached = self.pool.count_prefix(sequence.token_ids, sequence.num_prompt_tokens - 1)
         self._sequences[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        if request.shares_kv_of is None:
+            self._waiting.append(sequence)
+        else:
+            self._follow(sequence, self._sequences.get(request.shares_kv_of))
 
     def abort(self, request_id: str) -> None:
         """The caller has lost interest. Idempotent; unknown ids are requests that have ended."""
@@ -176,6 +186,11 @@ class Scheduler:
         self._running.append(sequence)
         self.prompt_tokens_total += sequence.num_prompt_tokens
         self._cache_full_blocks(sequence)
+        followers, sequence.followers = sequence.followers, []
+        for follower in followers:
+            self._part(follower)
+        for follower in followers:
+            self._share_kv(sequence, follower)
 
     def kv_failed(self, generation: int, reason: str) -> None:
         """No more writes will come for this ticket, and those that came are not a whole state."""
@@ -225,7 +240,8 @@ class Scheduler:
                 budget -= self._add_chunk(rows, sequence, budget)
         self._admit(rows, budget)
         copies, self._slot_copies = self._slot_copies, []
-        return Step(rows, copies)
+        block_copies, self._block_copies = self._block_copies, []
+        return Step(rows, copies, block_copies)
 
     def commit(self, step: Step, output: StepOutput) -> list[tuple[int, int]]:
         """The step has run. Returns state slots to copy at once, (from, to) in this order."""
@@ -250,9 +266,10 @@ class Scheduler:
     def _admit(self, rows: list[Row], budget: int) -> None:
         while self._waiting:
             head = self._waiting[0]
-            num_active = len(self._running) + self._num_waiting_for_kv + self._num_pushing
+            num_active = self._num_active
             is_computing = head.leg is not Leg.DECODE or head.was_admitted
-            if num_active >= self.limits.max_sequences or (is_computing and budget <= 0):
+            has_room = num_active == 0 or num_active + len(head.followers) < self.limits.max_sequences
+            if not has_room or (is_computing and budget <= 0):
                 return
             hit = self._reserve(head)
             if hit is None:
@@ -304,9 +321,10 @@ class Scheduler:
             self.pool.free_slot(hit.snapshot_slot)
 
     def _issue_ticket(self, sequence: Sequence, hit: PrefixHit) -> None:
-        sequence.status = Status.WAITING_FOR_KV
         sequence.num_held_blocks = len(hit.block_ids)
-        self._num_waiting_for_kv += 1
+        for each in (sequence, *sequence.followers):
+            each.status = Status.WAITING_FOR_KV
+            self._num_waiting_for_kv += 1
         self._actions.append(IssueTicket(sequence, hit.num_tokens))
 
     def _add_chunk(self, rows: list[Row], sequence: Sequence, budget: int) -> int:
@@ -323,6 +341,39 @@ class Scheduler:
         is_last = sequence.num_computed + num_tokens == sequence.num_target
         rows.append(Row(sequence, num_tokens, is_last and sequence.leg is not Leg.PREFILL))
         return num_tokens
+
+    # --- several answers of one DECODE leg's KV ----------------------------------------------------------------------
+
+    def _follow(self, sequence: Sequence, leader: Sequence | None) -> None:
+        """Wait for the leader's KV; too late for that: compute the prompt here, like one that was preempted."""
+        sequence.was_admitted = True  # it gets no ticket
+        if leader is None or (leader.was_admitted and leader.status is not Status.WAITING_FOR_KV):
+            self._waiting.append(sequence)
+            return
+        leader.followers.append(sequence)
+        sequence.leader, sequence.status = leader, leader.status
+        self._num_waiting_for_kv += leader.status is Status.WAITING_FOR_KV
+
+    def _share_kv(self, leader: Sequence, follower: Sequence) -> None:
+        """The leader's KV has come: copy its state and the block that is not full, share the others."""
+        num_full, num_in_last = divmod(leader.num_computed, self.pool.block_size)
+        if self._num_active >= self.limits.max_sequences or not self.pool.can_allocate(1, 1):
+            follower.status = Status.WAITING
+            self._waiting.append(follower)
+            return
+        (block,) = self.pool.allocate_blocks(1)
+        follower.block_ids = [*self.pool.share_blocks(leader.block_ids[:num_full]), block]
+        follower.state_slot = self.pool.allocate_slot()
+        self._slot_copies.append((leader.state_slot, follower.state_slot))
+        if num_in_last:
+            self._block_copies.append((leader.block_ids[num_full], block))
+        follower.num_computed, follower.num_cached_tokens = leader.num_computed, leader.num_cached_tokens
+        follower.status = Status.RUNNING
+        self._running.append(follower)
+
+    def _part(self, follower: Sequence) -> None:
+        follower.leader = None
+        self._num_waiting_for_kv -= follower.status is Status.WAITING_FOR_KV
 
     # --- growth and preemption ---------------------------------------------------------------------------------------
 
@@ -435,7 +486,10 @@ class Scheduler:
                 self._num_pushing += 1
             self._actions.append(CancelPush(sequence.request_id, reason))
             return
-        if sequence.status is Status.WAITING_FOR_KV:
+        if sequence.leader is not None:
+            sequence.leader.followers.remove(sequence)
+            self._part(sequence)
+        elif sequence.status is Status.WAITING_FOR_KV:
             self._quarantine(sequence)
         elif sequence.status is Status.RUNNING:
             self._running.remove(sequence)
@@ -456,6 +510,11 @@ class Scheduler:
         self._free_cache(sequence)
         sequence.status = Status.ENDED
         del self._sequences[sequence.request_id]
+        for follower in sequence.followers:
+            self._part(follower)
+            message = "the KV did not come: the answer that it was for has ended"
+            self._refuse(follower.request_id, _unavailable(message, "kv_transfer_failed"))
+            self._release(follower)
 
     def _free_cache(self, sequence: Sequence) -> None:
         self.pool.free_blocks(sequence.block_ids)

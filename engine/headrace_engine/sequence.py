@@ -47,6 +47,8 @@ class Sequence:
     num_expected_cached: int = 0  # prompt tokens that were in the cache when it arrived: need no computing, it seems
     num_held_blocks: int = 0  # DECODE: leading blocks that prefill does not write
     num_pushed_blocks: int = 0  # PREFILL: leading blocks handed to the transfer
+    leader: Sequence | None = None  # DECODE: whose KV is awaited for this one too
+    followers: list[Sequence] = field(default_factory=list)  # those of which this is the leader
     was_admitted: bool = False
     is_cancelled: bool = False
     guide: Guide | None = None
@@ -123,10 +125,11 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run now. `slot_copies`: (from, to) state slots, to be copied in this order before the forward."""
+    """What to run now. `slot_copies`, `block_copies`: (from, to), to be copied in this order before the forward."""
 
     rows: list[Row]
     slot_copies: list[tuple[int, int]]
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -33,6 +33,10 @@ MAX_MODEL_LEN = 2048
 WAIT_SECONDS = 60.0
 
 
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens, temperature=0, ignore_eos=True)
+
+
 class RecordingModel:
     """Keeps the logits of every forward that has some, [rows, vocab]."""
 
@@ -73,11 +77,19 @@ class Side:
         self.transfers = Transfers(self.agent, self.scheduler) if self.agent is not None else None
         self.tickets: list[Ticket] = []
         self.sequences: list[EngineSequence] = []  # of the tickets, in the same order
-        self.tokens: list[int] = []
+        self.answers: dict[str, list[int]] = {}  # tokens, by request
 
-    def add(self, name: str, leg: Leg, prompt: Sequence[int], max_tokens: int, ticket: Ticket | None = None) -> None:
-        sampling = SamplingParams(max_tokens, temperature=0, ignore_eos=True)
-        request = EngineRequest(name, leg, list(prompt), sampling, ticket)
+    def add(
+        self,
+        name: str,
+        leg: Leg,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        ticket: Ticket | None = None,
+        leader: str | None = None,
+    ) -> None:
+        self.answers[name] = []
+        request = EngineRequest(name, leg, list(prompt), sampling, ticket, leader)
         if leg is Leg.PREFILL:
             assert self.transfers is not None
             assert self.transfers.open_push(request) is None
@@ -93,6 +105,7 @@ class Side:
         self.take_events()
         step = self.scheduler.schedule(time.monotonic())
         self.runner.copy_slots(step.slot_copies)
+        self.runner.copy_blocks(step.block_copies)
         self._act()
         if step.rows:
             self.runner.copy_slots(self.scheduler.commit(step, self.runner.run(step.rows)))
@@ -102,7 +115,7 @@ class Side:
         for action in self.scheduler.take_actions():
             assert not isinstance(action, Refused), action
             if isinstance(action, Generated):
-                self.tokens.append(action.token_id)
+                self.answers[action.request_id].append(action.token_id)
                 continue
             assert self.transfers is not None
             if isinstance(action, IssueTicket):
@@ -126,19 +139,25 @@ class Pair:
 
     def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """The greedy tokens of a round trip; everything is free again after it."""
-        self.receive(prompt, max_tokens)
-        self.decode.tokens.clear()
-        self._until(lambda: self.decode.scheduler.is_empty and self.prefill.scheduler.is_empty, self.decode.turn)
-        return list(self.decode.tokens)
+        return self.generate_several(prompt, [greedy(max_tokens)])[0]
 
-    def receive(self, prompt: Sequence[int], max_tokens: int) -> EngineSequence:
-        """Decode's sequence, just when its KV has come and before it has computed anything."""
+    def generate_several(self, prompt: Sequence[int], samplings: Sequence[SamplingParams]) -> list[list[int]]:
+        """The tokens of several answers to a prompt that is pushed once; everything is free again after it."""
+        self.decode.answers.clear()
+        self.receive(prompt, *samplings)
+        self._until(lambda: self.decode.scheduler.is_empty and self.prefill.scheduler.is_empty, self.decode.turn)
+        return list(self.decode.answers.values())
+
+    def receive(self, prompt: Sequence[int], *samplings: SamplingParams) -> EngineSequence:
+        """Decode's sequence, the first of several, just when its KV has come and before it has computed anything."""
         self._count += 1
         name = str(self._count)
-        self.decode.add(name, Leg.DECODE, prompt, max_tokens)
+        for number, sampling in enumerate(samplings):
+            leader = name if number else None
+            self.decode.add(f"{name}.{number}" if leader else name, Leg.DECODE, prompt, sampling, leader=leader)
         self.decode.turn()
         sequence = self.decode.sequences.pop()
-        self.prefill.add(name, Leg.PREFILL, prompt, max_tokens, self.decode.tickets.pop())
+        self.prefill.add(name, Leg.PREFILL, prompt, samplings[0], self.decode.tickets.pop())
         self._until(lambda: sequence.status is Status.RUNNING, self.decode.take_events)
         return sequence
 
@@ -157,10 +176,10 @@ class Pair:
 def generate_alone(model: DeepseekV4, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], torch.Tensor]:
     """One unified rank's greedy tokens and the logits of each, [max_tokens, vocab]."""
     side = Side(model, Role.UNIFIED)
-    side.add("alone", Leg.WHOLE, prompt, max_tokens)
+    side.add("alone", Leg.WHOLE, prompt, greedy(max_tokens))
     while not side.scheduler.is_empty:
         side.turn()
-    return side.tokens, torch.cat(side.model.logits)
+    return side.answers["alone"], torch.cat(side.model.logits)
 
 
 def _agent(model: DeepseekV4, role: Role, cache: dict[str, torch.Tensor]) -> TransferAgent:

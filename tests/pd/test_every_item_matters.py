@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.pd.engines import BLOCK, prompts_of
-from tests.pd.ranks import Pair, generate_alone
+from tests.pd.ranks import Pair, generate_alone, greedy
 
 from headrace_engine import models
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
@@ -53,7 +53,7 @@ class Received:
     def __init__(self, model: DeepseekV4, pair: Pair, prompt: list[int]) -> None:
         self.prompt = prompt
         self._decode = pair.decode
-        self._sequence = pair.receive(self.prompt, MAX_TOKENS)
+        self._sequence = pair.receive(self.prompt, greedy(MAX_TOKENS))
         self.tokens, self.expected = generate_alone(model, self.prompt, MAX_TOKENS)
         num_blocks = -(-(PROMPT_TOKENS + MAX_TOKENS) // BLOCK)
         more = pair.decode.scheduler.pool.allocate_blocks(num_blocks - len(self._sequence.block_ids))

@@ -65,6 +65,11 @@ class BlockPool:
             self._prefixes.evict_block()
         return self._blocks.take(num_blocks)
 
+    def share_blocks(self, block_ids: Sequence[int]) -> list[int]:
+        """The same blocks with one more reference each, for a sequence that begins with the same tokens."""
+        self._blocks.retain(block_ids)
+        return list(block_ids)
+
     def allocate_slot(self) -> int:
         """A state slot with one reference. Its content is whatever its last owner left."""
         if self._slots.num_available == 0:

@@ -133,15 +133,16 @@ class Frontend:
         token_ids: list[int],
         sampling: SamplingParams,
         ticket: Ticket | None = None,
+        shares_kv_of: RequestHandle | None = None,
     ) -> RequestHandle:
-        """Place a request on a rank. `label` begins its id (for logs). Raises ApiError (503)."""
+        """Place a request on a rank; label begins its id. shares_kv_of: as in EngineRequest. Raises ApiError (503)."""
         if self.is_draining:
             raise unavailable("this engine is draining", "draining")
         if self._failure is not None:
             raise unavailable(f"this engine has failed: {self._failure}", "engine_failed")
         if not self.is_ready:
             raise unavailable("this engine is still starting", "starting")
-        view = self._place()
+        view = self._place() if shares_kv_of is None else self.ranks[shares_kv_of.rank]
         self._num_requests += 1
         request_id = f"{label}#{self._num_requests}"
         handle = RequestHandle(request_id, view.rank, self._closed)
@@ -150,7 +151,8 @@ class Frontend:
         view.num_live += 1
         timeout = self._config.request_timeout_seconds
         handle.set_deadline(asyncio.get_running_loop().call_later(timeout, self._expire, handle))
-        self._send(view.rank, Add(EngineRequest(request_id, leg, token_ids, sampling, ticket)))
+        leader = None if shares_kv_of is None else shares_kv_of.request_id
+        self._send(view.rank, Add(EngineRequest(request_id, leg, token_ids, sampling, ticket, leader)))
         if self._config.has_collectives:
             for other in self.ranks:
                 if other is not view:

@@ -134,7 +134,7 @@ async def read_job(
 
 
 def _check_choices(body: ChatBody | CompletionBody, leg: Leg, num_prompts: int, num_choices: int) -> None:
-    """A ticket is for one sequence, and the scores of a prompt do not travel with its KV. Raises ApiError (400)."""
+    """A ticket is for one prompt, and the scores of a prompt do not travel with its KV. Raises ApiError (400)."""
     if num_prompts * num_choices > MAX_PROMPTS:
         raise bad_request(f"at most {MAX_PROMPTS} choices in one request, for all prompts together", "n")
     if leg is Leg.WHOLE:
@@ -142,8 +142,6 @@ def _check_choices(body: ChatBody | CompletionBody, leg: Leg, num_prompts: int, 
     apart = "not supported with prefill and decode apart"
     if num_prompts > 1:
         raise bad_request(f"several prompts in one request are {apart}", "prompt")
-    if num_choices > 1:
-        raise bad_request(f"n > 1 is {apart}; send the request n times", "n", "unsupported_value")
     if num_prompt_logprobs_of(body) is not None:
         name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
         raise bad_request(f"log-probabilities of the prompt ({name}) are {apart}", name, "unsupported_value")

@@ -80,14 +80,17 @@ class Legs:
             if isinstance(first, Failed):
                 answers[0].take([first])  # raises its error
             assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
-            answers[0].ticket_at = self._metrics.ticket(job.arrived_at)
+            ticket_at = self._metrics.ticket(job.arrived_at)
+            for answer in answers:
+                answer.ticket_at = ticket_at
+            begun = [rest, *([] for _ in answers[1:])]
             stream = EventStream(request)
             await stream.write(event("ticket", ticket_to_json(first.ticket)))
             try:
                 if job.is_stream:
-                    await self._stream(job, answers, stream, [rest])
+                    await self._stream(job, answers, stream, begun)
                 else:
-                    body = await self._collect(job, answers, [rest])
+                    body = await self._collect(job, answers, begun)
                     await stream.write(event("response", b'{"status":200,"body":' + body + b"}"))
             except ApiError as error:
                 self._metrics.failed(error.error.status)
@@ -114,7 +117,9 @@ class Legs:
         answers: list[Answer] = []
         try:
             for prompt, sampling in zip(job.prompts, job.samplings, strict=True):
-                handle = self._frontend.submit(job.label, leg, prompt, sampling)
+                # One ticket for all: the KV of the prompt is awaited once.
+                first = answers[0].handle if leg is Leg.DECODE and answers else None
+                handle = self._frontend.submit(job.label, leg, prompt, sampling, shares_kv_of=first)
                 parser = job.chat.parser() if job.chat is not None else None
                 answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt)), sampling, parser))
             yield answers

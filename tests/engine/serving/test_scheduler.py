@@ -400,6 +400,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         target = self.decode if leg is Leg.DECODE else self.prefill
         target.add(request(str(self.count), length, leg, max_tokens, first=self.count % 3), self.now)
 
+    @rule(length=st.integers(1, 30), max_tokens=st.integers(1, 30), num_answers=st.integers(2, 3))
+    def arrive_for_several_answers(self, length: int, max_tokens: int, num_answers: int) -> None:
+        first, leader = self.count % 3, str(self.count + 1)
+        for number in range(num_answers):
+            self.count += 1
+            asked = request(str(self.count), length, Leg.DECODE, max_tokens, first=first)
+            asked.shares_kv_of = leader if number else None
+            self.decode.add(asked, self.now)
+
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = str(data.draw(st.integers(0, self.count)))

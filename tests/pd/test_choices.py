@@ -1,0 +1,38 @@
+"""Several answers of one prompt with prefill and decode apart: the tokens of each are those of a unified rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.pd.engines import BLOCK, prompts_of
+from tests.pd.ranks import NUM_BLOCKS, Pair, Side
+
+from headrace_engine import models
+from headrace_engine.core import Leg, Role, SamplingParams
+from headrace_engine.models.tiny import write_tiny
+
+LENGTHS = [1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]
+SAMPLINGS = [SamplingParams(6, temperature=1.0, ignore_eos=True, seed=seed) for seed in (3, 4, 5)]
+
+
+@pytest.mark.parametrize(("family", "cache_dtype"), [("v4", "fp8"), ("v41", "float32")])
+def test_answers_share_what_was_pushed_once(family: str, cache_dtype: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_tiny(tmp_path, family, 0)
+    model = models.load(tmp_path, cache_dtype=cache_dtype)
+    pair = Pair(model)
+    try:
+        for prompt in prompts_of(LENGTHS):
+            together = Side(model, Role.UNIFIED)
+            for number, sampling in enumerate(SAMPLINGS):
+                together.add(str(number), Leg.WHOLE, prompt, sampling)
+            while not together.scheduler.is_empty:
+                together.turn()
+            expected = list(together.answers.values())
+            assert pair.generate_several(prompt, SAMPLINGS) == expected, len(prompt)
+            assert len(set(map(tuple, expected))) == len(SAMPLINGS)
+        assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
+    finally:
+        pair.close()
