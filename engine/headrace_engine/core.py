@@ -64,6 +64,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_logprobs: how many likeliest tokens to score beside each generated one; None: score nothing.
     num_prompt_logprobs: the same for the tokens of the prompt but the first.
     grammar: what the answer must follow (see sampling.grammar), from behind the first token grammar_after on, if given.
+    max_thought_tokens: of an answer that begins with a thought: if none of the tokens thought_ends is among so many,
+    the first of them comes next.
     """
 
     max_tokens: int = 16
@@ -83,6 +85,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
     grammar_after: int | None = None
+    max_thought_tokens: int | None = None
+    thought_ends: tuple[int, ...] = ()
 
     @property
     def has_penalties(self) -> bool:
@@ -91,7 +95,13 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def adjusts_logits(self) -> bool:
         """Whether a step must touch this request's logits before a token is chosen."""
-        return bool(self.logit_bias or self.min_tokens or self.has_penalties or self.grammar is not None)
+        return bool(
+            self.logit_bias
+            or self.min_tokens
+            or self.has_penalties
+            or self.grammar is not None
+            or self.max_thought_tokens is not None
+        )
 
 
 class Region(msgspec.Struct, frozen=True):

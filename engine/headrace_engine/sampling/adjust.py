@@ -1,4 +1,4 @@
-"""What requests ask to be done to logits before a token is chosen: biases, forbidden tokens, penalties.
+"""What requests ask to be done to logits before a token is chosen: biases, forbidden and forced tokens, penalties.
 
 The order and the meaning are vLLM's: biases first; then, for tokens of prompt and answer, the repetition penalty (a
 positive logit is divided by it, a negative one multiplied); then, for tokens of the answer, frequency_penalty times
@@ -7,6 +7,7 @@ their number and presence_penalty once. Every kind is one scatter for all rows o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -30,6 +31,15 @@ def forbid(logits: torch.Tensor, forbidden: Iterable[tuple[int, Iterable[int]]])
     if flat:
         rows, tokens = zip(*flat, strict=True)
         logits[torch.tensor(rows), torch.tensor(tokens)] = -torch.inf
+
+
+def force(logits: torch.Tensor, forced: Iterable[tuple[int, int]]) -> None:
+    """In place. forced: (row of logits [R, vocab], the token that it must become, unless that is forbidden)."""
+    for row, token in forced:
+        value = float(logits[row, token])
+        if value != -math.inf:
+            logits[row] = -torch.inf
+            logits[row, token] = value
 
 
 def penalize(logits: torch.Tensor, penalized: Sequence[tuple[int, SamplingParams, TokenCounts]]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headrace_engine.core import GRAMMAR_FAILED, TokenScore
-from headrace_engine.sampling.adjust import add_biases, forbid, penalize
+from headrace_engine.sampling.adjust import add_biases, forbid, force, penalize
 from headrace_engine.sampling.counts import TokenCounts
 from headrace_engine.sampling.draw import Draw, choose
 from headrace_engine.sampling.scores import score
@@ -67,7 +67,10 @@ class Sampler:
                 if sequence.sampling.has_penalties
             ],
         )
-        return _keep_to_grammars(logits, adjusted)
+        failed = _keep_to_grammars(logits, adjusted)
+        late = ((row, sequence.sampling.thought_ends[0]) for row, sequence in adjusted if _thinks_too_long(sequence))
+        force(logits, late)
+        return failed
 
     def _counts_of(self, sequence: EngineSequence) -> TokenCounts:
         counts = self._counts.get(sequence)
@@ -76,6 +79,14 @@ class Sampler:
             self._counts[sequence] = counts
         counts.update(sequence.token_ids)
         return counts
+
+
+def _thinks_too_long(sequence: EngineSequence) -> bool:
+    sampling = sequence.sampling
+    if sampling.max_thought_tokens is None or sequence.num_generated != sampling.max_thought_tokens:
+        return False
+    answer = sequence.token_ids[sequence.num_prompt_tokens :]
+    return not any(token in answer for token in sampling.thought_ends)
 
 
 def _keep_to_grammars(logits: torch.Tensor, adjusted: Sequence[tuple[int, EngineSequence]]) -> list[int]:

@@ -70,6 +70,7 @@ def chat_of(body: MessagesBody) -> ChatBody:
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") else None,
         reasoning_effort=effort if thinks else None,
+        thinking_token_budget=_budget(body.thinking) if thinks else None,
         chat_template_kwargs={"thinking": thinks},
         response_format=output,
         headrace_ticket=body.headrace_ticket,
@@ -82,6 +83,13 @@ def _thinks(thinking: dict[str, Any] | None) -> bool:
     if kind not in ("enabled", "adaptive", "disabled"):
         raise bad_request(f"thinking.type {kind!r} is none of enabled, adaptive, disabled", "thinking")
     return kind != "disabled"
+
+
+def _budget(thinking: dict[str, Any] | None) -> int | None:
+    budget = (thinking or {}).get("budget_tokens")
+    if budget is not None and (not isinstance(budget, int) or budget < 1):
+        raise bad_request("thinking.budget_tokens must be a positive number", "thinking")
+    return budget
 
 
 def _output(body: MessagesBody) -> tuple[str | None, dict[str, Any] | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace_engine.chat.formats import ChatFormat
-from headrace_engine.chat.prompt import END_THINK
+from headrace_engine.chat.prompt import DSML, END_THINK
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
 from headrace_engine.sampling.grammar import of_grammar
@@ -117,6 +117,8 @@ async def read_job(
             default_max_tokens=None if chat is not None else COMPLETION_MAX_TOKENS,
             grammar=grammar,
             grammar_after=grammar_after,
+            thought_ends=_thought_ends(chat, encoder.tokenizer),
+            leaves_room=chat is not None and chat.forced is not None,
         )
         for prompt in prompts
     ]
@@ -167,6 +169,14 @@ async def _grammar(
     if chat.strict is not None:
         return await grammars.accept(of_grammar(chat.strict), "tools", body), None
     return None, None
+
+
+def _thought_ends(chat: ChatPlan | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Calls may open within a thought: a marker in the middle of one would break it."""
+    if chat is None or not chat.is_thinking:
+        return ()
+    markers = (END_THINK, DSML) if chat.tools is not None else (END_THINK,)
+    return tuple(token for marker in markers if (token := tokenizer.marker_id(marker)) is not None)
 
 
 def _ticket(body: ChatBody | CompletionBody, leg: Leg) -> Ticket | None:

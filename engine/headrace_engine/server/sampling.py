@@ -29,8 +29,14 @@ def sampling_of(
     default_max_tokens: int | None,
     grammar: str | None = None,
     grammar_after: int | None = None,
+    thought_ends: tuple[int, ...] = (),
+    leaves_room: bool = False,
 ) -> SamplingParams:
-    """Checked sampling parameters; default_max_tokens None: all the room there is. Raises ApiError (400)."""
+    """Checked sampling parameters; default_max_tokens None: all the room there is. Raises ApiError (400).
+
+    thought_ends: of an answer that begins with a thought: tokens that end it. leaves_room: the thought may not take all
+    of max_tokens.
+    """
     max_tokens = _max_tokens(body, num_prompt_tokens, max_model_len, default_max_tokens)
     min_tokens = body.min_tokens or 0
     if not 0 <= min_tokens <= max_tokens:
@@ -66,7 +72,18 @@ def sampling_of(
         num_prompt_logprobs=num_prompt_logprobs_of(body),
         grammar=grammar,
         grammar_after=grammar_after,
+        max_thought_tokens=_max_thought_tokens(body, max_tokens, leaves_room) if thought_ends else None,
+        thought_ends=thought_ends,
     )
+
+
+def _max_thought_tokens(body: CommonBody, max_tokens: int, leaves_room: bool) -> int | None:
+    budget = body.thinking_token_budget
+    if budget is not None and budget < 0:
+        raise bad_request("thinking_token_budget must not be negative", "thinking_token_budget")
+    if leaves_room:
+        return min(max_tokens // 2, max_tokens if budget is None else budget)
+    return budget
 
 
 def num_choices_of(body: CommonBody) -> int:

@@ -58,6 +58,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     functions: list[Any] | None = None
     function_call: Any = None
     reasoning_effort: str | int | None = None
+    thinking_token_budget: int | None = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -89,8 +90,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
 }
-_OF_CHATS = ("tools", "tool_choice", "reasoning_effort")  # what a chat may ask for; see chat.py
+_OF_CHATS = (
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "thinking_token_budget",
+)  # what a chat may ask for; see chat.py
 _ALWAYS_REFUSED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 

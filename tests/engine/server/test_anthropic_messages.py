@@ -94,6 +94,13 @@ async def test_why_an_answer_ended(client: AsyncAnthropic) -> None:
     assert (streamed.content[0].text, streamed.stop_reason, streamed.stop_sequence) == ("one", "stop_sequence", " two")
 
 
+@pytest.mark.parametrize("scripts", [["no end of thinking " * 20]])
+async def test_a_thought_ends_where_the_request_says(client: AsyncAnthropic) -> None:
+    answer = await ask(client, thinking={"type": "enabled", "budget_tokens": 6}, max_tokens=20)
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert answer.content[0].thinking == "no end"
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "clock"}])
 async def test_a_call_that_is_insisted_on(client: AsyncAnthropic, choice: Any) -> None:
     tools = [{"name": "clock", "input_schema": {"type": "object", "properties": {}}}]
@@ -127,6 +134,7 @@ async def test_structured_output(client: AsyncAnthropic) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "other"),
         ({"tools": TOOLS, "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
         ({"extra_body": {"container": "c"}}, "container"),
     ],
 )

@@ -212,6 +212,34 @@ async def test_a_call_that_the_request_insists_on(client: AsyncOpenAI, choice: A
         assert (answer.choices[0].message.model_extra.get("reasoning_content") == "No.") is (effort == "low")
 
 
+STOP_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+STOP: Any = {"type": "function", "function": {"name": "stop", "parameters": STOP_PARAMETERS}}
+
+
+@pytest.mark.parametrize("scripts", [["no end of thinking " * 20]])
+async def test_a_thought_ends_where_the_request_says(client: AsyncOpenAI) -> None:
+    for budget, reasoning in ((0, None), (6, "no end")):
+        answer = await ask(client, [user("Hi")], max_tokens=20, extra_body={"thinking_token_budget": budget})
+        assert (answer.choices[0].message.model_extra or {}).get("reasoning_content") == reasoning
+        assert answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("scripts", [["no end of thinking " * 20]])
+async def test_an_endless_thought_leaves_room_for_a_call_that_the_request_insists_on(client: AsyncOpenAI) -> None:
+    fields = {"tools": [STOP], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    answer = await ask(client, [user("Hi")], **fields)
+    assert [call.function.name for call in answer.choices[0].message.tool_calls or []] == ["stop"]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 100
+
+
+@pytest.mark.parametrize("scripts", [[CALLS]])
+async def test_a_call_within_the_thought_is_not_cut_by_its_limit(client: AsyncOpenAI) -> None:
+    limit = {"thinking_token_budget": len("I look.\n\n<x") + 30}
+    answer = await ask(client, [user("Weather?")], tools=TOOLS, extra_body=limit)
+    assert [json.loads(call.function.arguments) for call in answer.choices[0].message.tool_calls or []] == ARGUMENTS
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from headrace_engine.core import EngineRequest, Leg, SamplingParams
-from headrace_engine.sampling.adjust import penalize
+from headrace_engine.sampling.adjust import force, penalize
 from headrace_engine.sampling.counts import TokenCounts
 from headrace_engine.sampling.sampler import Sampler
 from headrace_engine.sequence import Sequence
@@ -41,6 +41,11 @@ def sequence(prompt: list[int], answer: list[int] = [], **sampling: object) -> S
         ({"frequency_penalty": 0.6}, [0, 0], 3),
         ({"repetition_penalty": 2.0}, [0], 3),
         ({"presence_penalty": -2.0}, [1], 1),
+        ({"max_thought_tokens": 2, "thought_ends": (2, 1)}, [3], 0),
+        ({"max_thought_tokens": 2, "thought_ends": (2, 1)}, [3, 3], 2),
+        ({"max_thought_tokens": 2, "thought_ends": (2, 1)}, [3, 1], 0),
+        ({"max_thought_tokens": 2, "thought_ends": (2, 1)}, [3, 3, 3], 0),
+        ({"max_thought_tokens": 0, "thought_ends": (2,)}, [], 2),
     ],
 )
 def test_an_adjustment_changes_the_choice(sampling: dict[str, object], answer: list[int], expected: int) -> None:
@@ -48,6 +53,12 @@ def test_an_adjustment_changes_the_choice(sampling: dict[str, object], answer: l
     logits = torch.tensor([[4.0, 2.5, 1.0, 3.0]]).repeat(3, 1)
     chosen, _ = Sampler([EOS]).sample(logits, [sequence([1]), sequence([2], answer, **sampling), sequence([1])])
     assert chosen == [0, expected, 0]
+
+
+def test_a_token_that_a_grammar_forbids_is_not_forced() -> None:
+    logits = torch.tensor([[4.0, -torch.inf, 1.0], [4.0, 2.0, 1.0]])
+    force(logits, [(0, 1), (1, 1)])
+    assert logits.argmax(-1).tolist() == [0, 1]
 
 
 def test_presence_and_frequency_count_the_answer_and_repetition_the_prompt_too() -> None:
