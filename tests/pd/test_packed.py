@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.pd.engines import BLOCK, prompts_of
+from tests.pd.engines import BLOCK, Engine, completion, generate, pd_tokens, prompts_of, round_trip, running
 from tests.pd.ranks import NUM_BLOCKS, Pair, generate_alone
 
 from headrace_engine import models
@@ -28,3 +28,19 @@ def test_apart_and_together_give_the_same_tokens(family: str, cache_dtype: str, 
         assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
     finally:
         pair.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "cache_dtype"), [("v4", "fp8"), ("v41", "fp4")])
+def test_processes_push_records_of_the_kind_that_was_asked_for(family: str, cache_dtype: str) -> None:
+    flags = ("--cache-dtype", cache_dtype, "--fake-quantization", "cache")
+    roles = ("prefill", "decode", "unified")
+    prefill, decode, unified = (Engine("--role", role, *flags, family=family) for role in roles)
+    with running(prefill, decode, unified):
+        for prompt in prompts_of([1, BLOCK, 2 * BLOCK + 1, 131], first=5):
+            expected = generate(unified.url, prompt)
+            assert pd_tokens(prefill.url, decode.url, prompt) == expected, len(prompt)
+            several = round_trip(prefill.url, decode.url, completion(prompt, n=2))["choices"]
+            assert [choice["token_ids"] for choice in several] == [expected, expected]
+        prefill.wait_all_free()
+        decode.wait_all_free()

@@ -81,6 +81,9 @@ MUTATIONS = [
         "own[:, : series * dim] += position_bias",
     ),
     Mutation(
+        "gates have no position bias", _COMPRESSOR, "own[:, series * dim :] += position_bias", "0 * position_bias"
+    ),
+    Mutation(
         "the position bias is that of the token's position in the step",
         _COMPRESSOR,
         "position_bias[positions % ratio]",

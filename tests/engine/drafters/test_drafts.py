@@ -150,6 +150,20 @@ def test_further_mtp_drafts_leave_no_trace(loaded: Loaded, folder_of: Callable[[
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_main_cache_of_packed_records_gives_the_drafts_of_rounded_entries(
+    folder_of: Callable[[str], Path], family: str
+) -> None:
+    made = []
+    for cache_dtype in ("float32", "fp4"):
+        model = models.load(folder_of(family), cache_dtype=cache_dtype, fake_quantization="cache")
+        run = DraftRun(model, models.load_drafter(folder_of(family), model))
+        sequence = run.sequence()
+        steps = [(TEXT[:13], TEXT[13]), (TEXT[13:14], TEXT[14])]
+        made.append(torch.cat([run.step([(sequence, tokens, last)]).logits for tokens, last in steps]))
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_drafters_cache_matters(loaded: Loaded, family: str) -> None:
     pair = loaded(family)
     run = DraftRun(*pair)

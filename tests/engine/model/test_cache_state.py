@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from headrace_engine.models.deepseek_v4.config import LayerKind
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
+from headrace_engine.models.protocol import GroupKind
 
 
 def entries(run: PagedRun, name: str, layer_index: int, sequence: Sequence) -> torch.Tensor:
@@ -135,3 +136,33 @@ def test_setting_the_length_back_takes_a_token_back(model: DeepseekV4, length: i
     sequence.length = length
     outputs = [run.step([(sequence, [token])])[0] for token in others[length:]]
     assert_close(torch.cat(outputs), expected)
+
+
+@pytest.mark.parametrize("shared", [4, 8, 9, 15, 16, 17, 31, 32])
+def test_two_heirs_go_on_from_full_blocks_that_they_share_and_copies_of_the_rest(
+    model: DeepseekV4, shared: int
+) -> None:
+    """Other texts behind the same prefix, in one batch, when its donor has ended and others have its slot."""
+    tokens, others = random_tokens(50, seed=4), random_tokens(50, seed=5)
+    texts = [tokens[:shared] + tokens[shared + 1 : shared + 13], tokens[:shared] + others[:12]]
+    run = PagedRun(model)
+    expected = [run.prompt(text)[shared:] for text in texts]
+    donor, heirs = run.sequence(48), [run.sequence(48) for _ in texts]
+    run.step([(donor, tokens[:shared])])
+    num_full, num_in_last = divmod(shared, run.block_size)
+    for heir in heirs:
+        heir.blocks[:num_full] = donor.blocks[:num_full]
+        heir.length, heir.token_ids = shared, tokens[:shared]
+        for group in model.cache_groups:
+            tensor = run.cache[group.name]
+            if group.kind is GroupKind.STATE:
+                tensor[heir.slot] = tensor[donor.slot]
+            elif num_in_last:
+                tensor[heir.blocks[num_full]] = tensor[donor.blocks[num_full]]
+    for group in model.cache_groups:
+        freed = donor.slot if group.kind is GroupKind.STATE else donor.blocks[num_full:]
+        run.cache[group.name][freed] = torch.nan
+    outputs = [run.step([(h, t[h.length : h.length + 5]) for h, t in zip(heirs, texts, strict=True)])]
+    outputs.append(run.step([(h, t[h.length :]) for h, t in zip(heirs, texts, strict=True)]))
+    for made, wanted in zip(zip(*outputs, strict=True), expected, strict=True):
+        assert_close(torch.cat(made), wanted)

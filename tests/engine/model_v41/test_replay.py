@@ -120,6 +120,27 @@ def test_a_prefix_hit_without_its_windows(replaying: DeepseekV41, plain: Referen
         assert torch.equal(run.cache[name][donor.blocks[: hit // 8]], blocks), name
 
 
+def test_a_cache_of_packed_records_replays_as_one_of_rounded_entries(tiny_path: Path) -> None:
+    outputs = []
+    for cache_dtype in ("float32", "fp4"):
+        run = PagedRun(
+            models.load(
+                tiny_path,
+                dtype="float32",
+                cache_dtype=cache_dtype,
+                fake_quantization="cache",
+                bounded_replay=True,
+            )
+        )
+        donor, heir = run.sequence(64), run.sequence(64)
+        made = [run_last(run, [(donor, TEXT[:16])]), run_last(run, [(donor, TEXT[16:33])])]
+        heir.blocks[:2] = donor.blocks[:2]
+        heir.length, heir.token_ids = 16 - WINDOW, TEXT[: 16 - WINDOW]
+        made.append(run_last(run, [(heir, TEXT[16 - WINDOW : 16] + OTHER[:13])], [WINDOW]))
+        outputs.append(torch.cat([*made, run_last(run, [(heir, [9])])]))
+    assert torch.equal(*outputs)
+
+
 def test_what_is_refused(model: DeepseekV41, replaying: DeepseekV41, tmp_path: Path) -> None:
     run = PagedRun(model)
     with pytest.raises(ValueError, match="loaded with bounded_replay"):
