@@ -43,8 +43,8 @@ class RestartPolicy(RuledModel):
         ge=0,
         le=86400,
         description="Seconds that a node may be silent (NotReady) before groups with a pod on it are made again "
-        "elsewhere, which counts as no failure. New pods leave such a node by a toleration of as many seconds. "
-        "Default: 60.",
+        "elsewhere, which counts as no failure. New pods leave such a node by a toleration of as many seconds, those "
+        "of the router too. Default: 60.",
     )
 
     def as_rules(self, seed: str) -> RestartRules:

@@ -174,6 +174,15 @@ def test_routers_of_a_new_revision_spread_among_themselves() -> None:
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"  # a cluster may have one node only
 
 
+def test_a_router_leaves_a_silent_node_as_soon_as_engines_do() -> None:
+    changes = {"spec.restartPolicy": {"nodeLossSeconds": 45}}
+    given = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}  # stays for ever where it is not ready
+    template = {"tolerations": [given]}
+    for added, expected in (({}, [45, 45]), ({"spec.router": {"template": template}}, [None, 45])):
+        spec = router_deployment(changes | added)["template"]["spec"]
+        assert [toleration.get("tolerationSeconds") for toleration in spec["tolerations"]] == expected
+
+
 def test_a_template_adds_to_the_router_too() -> None:
     template = {
         "labels": {"team": "x", names.LABEL_COMPONENT: "stolen"},

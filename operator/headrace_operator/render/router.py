@@ -9,6 +9,7 @@ from headrace_operator.api import Spec
 from headrace_operator.api_pods import PodTemplate
 from headrace_operator.disruptions import is_guarded
 from headrace_operator.render.budgets import router_budget
+from headrace_operator.render.nodes import leaving_after
 from headrace_operator.render.objects import Owner, http_probe, metadata, stamped
 from headrace_operator.render.overlay import with_template
 from headrace_operator.render.runtimes.headrace import ROUTER_LEAVE_SECONDS, following_router_command
@@ -59,12 +60,7 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
                 "replicas": spec.router.replicas,
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
                 "selector": {"matchLabels": _selector(owner)},
-                "template": {
-                    "metadata": _pod_metadata(spec.router.template, labels),
-                    "spec": with_template(
-                        _pod_spec(owner, spec, default_image), names.CONTAINER_ROUTER, spec.router.template
-                    ),
-                },
+                "template": _pod_template(owner, spec, default_image, labels),
             },
         },
     ]
@@ -72,6 +68,14 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
     if is_guarded(spec.router):
         objects.append(router_budget(owner, _selector(owner)))
     return objects
+
+
+def _pod_template(owner: Owner, spec: Spec, default_image: str, labels: dict[str, str]) -> dict[str, Any]:
+    added = spec.router.template
+    pod = with_template(_pod_spec(owner, spec, default_image), names.CONTAINER_ROUTER, added)
+    template = {"metadata": _pod_metadata(added, labels), "spec": pod}
+    # As engines are: Kubernetes by itself would leave a deployment without its only router for five minutes.
+    return leaving_after(template, spec.restart_policy.node_loss_seconds)
 
 
 def _pod_metadata(template: PodTemplate, labels: dict[str, str]) -> dict[str, Any]:
