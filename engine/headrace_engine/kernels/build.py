@@ -33,7 +33,10 @@ _FLAGS = (
 # Targets, best first: compiler flags, and the CPU flags (as in /proc/cpuinfo) that the result needs.
 _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"})
 TARGETS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "avx512_bf16": (("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"), _AVX512_CPU | {"avx512_bf16"}),
+    "avx512_bf16": (
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
+        _AVX512_CPU | {"avx512_bf16", "avx512_vnni"},
+    ),
     "avx512": (("-march=x86-64-v4", "-mprefer-vector-width=512"), _AVX512_CPU),
     "avx2": (("-march=x86-64-v3",), frozenset({"avx2", "fma", "bmi2", "f16c"})),
     "generic": ((), frozenset()),

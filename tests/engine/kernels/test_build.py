@@ -31,6 +31,7 @@ def fresh_library(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (build.TARGETS["avx512_bf16"][1], "avx512_bf16"),
         (build.TARGETS["avx512_bf16"][1] - {"avx512_bf16"}, "avx512"),
+        (build.TARGETS["avx512_bf16"][1] - {"avx512_vnni"}, "avx512"),
         (build.TARGETS["avx2"][1] | {"avx512f"}, "avx2"),
         (frozenset(), "generic"),
     ],

@@ -138,6 +138,19 @@ def test_select_entries(parts: list, heads: int, dim: int, topk: int, dtype: tor
             )
 
 
+def test_scores_of_rows_of_any_length(dtype: torch.dtype) -> None:
+    """Parallel rows have the largest dot product that their lengths allow, rows of zeros have none."""
+    random, dim = Random(dtype), 96
+    batch = make_batch(random, [(63, 1)], block_size=16)
+    q, keys = random.normal(1, 8, dim), random.normal(num_blocks(batch), 1, 16, dim)
+    q[0, 0], q[0, 1], q[0, 2, 1:] = 0, 5, 0
+    for number, row in [(3, 0), (20, 100 * q[0, 3]), (21, -q[0, 3]), (40, 7), (41, 1e-4), (50, 1e4 * q[0, 2])]:
+        keys[batch.block_tables[0, number // 16], 0, number % 16] = row
+    case = (q, torch.linspace(0.5, 2, 8).view(1, -1), batch, keys, 0, 1)
+    for topk in (1, 2, 3):
+        assert torch.equal(ops.select_entries(*case, topk), indexer.select_entries_reference(*case, topk))
+
+
 @pytest.mark.parametrize("num_entries", [9, 700])
 def test_equal_scores_keep_the_earlier_entries(num_entries: int, dtype: torch.dtype) -> None:
     random = Random(dtype)

@@ -1,7 +1,8 @@
 // What all kernels share: the bf16 type, its conversions, exp, and norm and rotation of one row.
 //
 // Everything is written twice at most: portable C++ that the compiler vectorises for the target, and AVX-512
-// intrinsics where that is not enough (dot_tile.h, packed.h, key_products.h, index_scores.h, sinkhorn4, narrow).
+// intrinsics where that is not enough (dot_tile.h, packed.h, fixed_point.h, key_products.h, index_scores.h, sinkhorn4,
+// narrow).
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,9 @@
 #endif
 #if defined(HEADRACE_AVX512) && defined(__AVX512BF16__)
 #define HEADRACE_AVX512_BF16 1
+#endif
+#if defined(HEADRACE_AVX512) && defined(__AVX512VNNI__)
+#define HEADRACE_AVX512_VNNI 1
 #endif
 
 #define HEADRACE_API extern "C" __attribute__((visibility("default")))

@@ -1,11 +1,12 @@
 // Scores of the lightning indexer: score(t, g) = sum_h weight[t, h] * relu(q[t, h] . key[g]).
 //
-// Keys are read in place, by block table. With AVX-512, 48 keys at a time are widened to fp32 and transposed, so that a
-// register's lanes are keys and no sum across lanes is needed (fp32 and not bf16 products: see key_products.h).
+// Keys are read in place, by block table. With AVX-512, 48 keys at a time are transposed, so that a register's lanes are
+// keys and no sum across lanes is needed: as fp32 numbers, or bf16 as 16-bit integers where these multiply faster.
 #pragma once
 
 #include "batch.h"
 #include "dot_tile.h"
+#include "fixed_point.h"
 
 namespace headrace {
 
@@ -24,14 +25,47 @@ struct Indexer {
 };
 
 struct Scratch {  // one thread's
-  Floats scores, queries, tile, best;
+  Floats scores, query_weights, best;
+  std::vector<uint32_t, CacheAligned<uint32_t>> queries, rows, tile;  // lanes, see below
   std::vector<uint32_t> keys, rest;
   std::vector<int32_t> numbers;
 };
 
 #ifdef HEADRACE_AVX512
 constexpr int kTileKeys = 48;
-constexpr int64_t kHeads = 8;  // heads whose sums are in registers together
+constexpr int64_t kHeads = 8;   // heads whose sums are in registers together
+constexpr int64_t kLanes = 16;  // 32-bit lanes of a register
+
+// How rows are multiplied: a lane is an fp32 number.
+template <class T>
+struct Multiplied {
+  using Sum = __m512;
+  static int64_t lanes(int64_t dim) { return dim; }
+  static float prepare(const T* row, int64_t dim, uint32_t* out) {  // returns what products are too small by
+    widen(row, dim, reinterpret_cast<float*>(out));
+    return 1.0f;
+  }
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum multiply_add(Sum sum, __m512i a, __m512i b) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+  }
+  static __m512 value(Sum sum) { return sum; }
+};
+
+#ifdef HEADRACE_AVX512_VNNI
+// A lane is two integers, the products of both with another two are added.
+template <>
+struct Multiplied<bf16> {
+  using Sum = Int32s;
+  static int64_t lanes(int64_t dim) { return (dim + 1) / 2; }
+  static float prepare(const bf16* row, int64_t dim, uint32_t* out) {
+    return to_fixed(row, dim, reinterpret_cast<int16_t*>(out));
+  }
+  static Sum zero() { return Sum{}; }
+  static Sum multiply_add(Sum sum, __m512i a, __m512i b) { return add_pairs(sum, a, b); }
+  static __m512 value(Sum sum) { return _mm512_cvtepi32_ps((__m512i)sum); }
+};
+#endif
 
 // Lane j of out[i] is lane i of x[j].
 inline void transpose16(const __m512i x[16], __m512i out[16]) {
@@ -57,63 +91,43 @@ inline void transpose16(const __m512i x[16], __m512i out[16]) {
   }
 }
 
-// keys [16] from dim k on -> rows k .. of a tile [dim, 48]: as many dims as a register holds.
-inline void transpose_block(const float* const* keys, int64_t k, float* tile) {
-  __m512i x[16], y[16];
-  for (int j = 0; j < 16; ++j) x[j] = _mm512_loadu_si512(keys[j] + k);
-  transpose16(x, y);
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + (k + i) * kTileKeys, y[i]);
+// rows [48, stride] -> tile [stride, 48]; stride is a multiple of 16.
+inline void transpose_tile(const uint32_t* rows, int64_t stride, uint32_t* tile) {
+  for (int64_t k = 0; k < stride; k += kLanes)
+    for (int j = 0; j < kTileKeys; j += kLanes) {
+      __m512i x[16], y[16];
+      for (int i = 0; i < 16; ++i) x[i] = _mm512_load_si512(rows + (j + i) * stride + k);
+      transpose16(x, y);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + (k + i) * kTileKeys + j, y[i]);
+    }
 }
 
-inline void transpose_block(const bf16* const* keys, int64_t k, float* tile) {
-  __m512i x[16], y[16];
-  for (int j = 0; j < 16; ++j) x[j] = _mm512_loadu_si512(keys[j] + k);
-  transpose16(x, y);
-  for (int i = 0; i < 16; ++i) {  // pairs of dims: shifted up the even one, the rest masked off the odd one
-    _mm512_store_si512(tile + (k + 2 * i) * kTileKeys, _mm512_slli_epi32(y[i], 16));
-    _mm512_store_si512(tile + (k + 2 * i + 1) * kTileKeys,
-                       _mm512_and_si512(y[i], _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
-  }
-}
-
-// keys [48] of `dim` -> tile [dim, 48].
-template <class T>
-inline void transpose_tile(const T* const* keys, int64_t dim, float* tile) {
-  constexpr int64_t kDims = 64 / sizeof(T);
-  int64_t k = 0;
-  for (; k + kDims <= dim; k += kDims)
-    for (int j = 0; j < kTileKeys; j += 16) transpose_block(keys + j, k, tile + j);
-  for (; k < dim; ++k)
-    for (int j = 0; j < kTileKeys; ++j) tile[k * kTileKeys + j] = to_float(keys[j][k]);
-}
-
-// q [heads, dim] -> [heads / 8, dim, 8], one stream for a loop over dims; what is left of the heads as it is.
-template <class T>
-inline void interleave_heads(const T* q, int64_t heads, int64_t dim, float* out) {
+// rows [heads, stride] -> [heads / 8, lanes, 8], one stream for a loop over lanes; what is left of the heads as it is.
+inline void interleave_heads(const uint32_t* rows, int64_t heads, int64_t lanes, int64_t stride, uint32_t* out) {
   int64_t head = 0;
   for (; head + kHeads <= heads; head += kHeads)
-    for (int64_t k = 0; k < dim; ++k)
-      for (int64_t h = 0; h < kHeads; ++h) out[head * dim + k * kHeads + h] = to_float(q[(head + h) * dim + k]);
-  widen(q + head * dim, (heads - head) * dim, out + head * dim);
+    for (int64_t k = 0; k < lanes; ++k)
+      for (int64_t h = 0; h < kHeads; ++h) *out++ = rows[(head + h) * stride + k];
+  for (; head < heads; ++head) out = std::copy_n(rows + head * stride, lanes, out);
 }
 
-// scores[48] += sum over H heads of weight * relu(q[h] . key), q [dim, H]. Not inlined: its 24 sums leave no register
+// scores[48] += sum over H heads of weight * relu(q[h] . key), q [lanes, H]. Not inlined: its 24 sums leave no register
 // to spare.
-template <int H>
-__attribute__((noinline)) void add_scores(const float* q, const float* weights, const float* tile, int64_t dim,
+template <class M, int H>
+__attribute__((noinline)) void add_scores(const uint32_t* q, const float* weights, const uint32_t* tile, int64_t lanes,
                                           float* scores) {
-  __m512 dots[H][3];
+  typename M::Sum dots[H][3];
 #pragma GCC unroll 8
-  for (int h = 0; h < H; ++h) dots[h][0] = dots[h][1] = dots[h][2] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < dim; ++k) {
-    const __m512 a = _mm512_load_ps(tile + k * kTileKeys), b = _mm512_load_ps(tile + k * kTileKeys + 16),
-                 c = _mm512_load_ps(tile + k * kTileKeys + 32);
+  for (int h = 0; h < H; ++h) dots[h][0] = dots[h][1] = dots[h][2] = M::zero();
+  for (int64_t k = 0; k < lanes; ++k) {
+    const __m512i a = _mm512_load_si512(tile + k * kTileKeys), b = _mm512_load_si512(tile + k * kTileKeys + 16),
+                  c = _mm512_load_si512(tile + k * kTileKeys + 32);
 #pragma GCC unroll 8
     for (int h = 0; h < H; ++h) {
-      const __m512 x = _mm512_set1_ps(q[k * H + h]);
-      dots[h][0] = _mm512_fmadd_ps(a, x, dots[h][0]);
-      dots[h][1] = _mm512_fmadd_ps(b, x, dots[h][1]);
-      dots[h][2] = _mm512_fmadd_ps(c, x, dots[h][2]);
+      const __m512i x = _mm512_set1_epi32(static_cast<int32_t>(q[k * H + h]));
+      dots[h][0] = M::multiply_add(dots[h][0], a, x);
+      dots[h][1] = M::multiply_add(dots[h][1], b, x);
+      dots[h][2] = M::multiply_add(dots[h][2], c, x);
     }
   }
 #pragma GCC unroll 3
@@ -121,18 +135,37 @@ __attribute__((noinline)) void add_scores(const float* q, const float* weights, 
     __m512 sum = _mm512_loadu_ps(scores + 16 * j);
 #pragma GCC unroll 8
     for (int h = 0; h < H; ++h)
-      sum = _mm512_fmadd_ps(_mm512_max_ps(dots[h][j], _mm512_setzero_ps()), _mm512_set1_ps(weights[h]), sum);
+      sum = _mm512_fmadd_ps(_mm512_max_ps(M::value(dots[h][j]), _mm512_setzero_ps()), _mm512_set1_ps(weights[h]), sum);
     _mm512_storeu_ps(scores + 16 * j, sum);
   }
 }
 
 // scores[48] of one query, its heads interleaved.
-inline void score_tile(const float* q, const float* weights, int64_t heads, int64_t dim, const float* tile,
-                       float* scores) {
+template <class M>
+inline void score_tile(const uint32_t* q, const float* weights, int64_t heads, int64_t lanes, const uint32_t* tile,
+                       const float* scales, float* scores) {
   std::fill(scores, scores + kTileKeys, 0.0f);
   int64_t head = 0;
-  for (; head + kHeads <= heads; head += kHeads) add_scores<kHeads>(q + head * dim, weights + head, tile, dim, scores);
-  for (; head < heads; ++head) add_scores<1>(q + head * dim, weights + head, tile, dim, scores);
+  for (; head + kHeads <= heads; head += kHeads)
+    add_scores<M, kHeads>(q + head * lanes, weights + head, tile, lanes, scores);
+  for (; head < heads; ++head) add_scores<M, 1>(q + head * lanes, weights + head, tile, lanes, scores);
+  for (int j = 0; j < kTileKeys; ++j) scores[j] *= scales[j];
+}
+
+// Queries [t, end) and the weights of their heads, as score_tile reads them.
+template <class M, class T>
+void prepare_queries(const Indexer<T>& x, int64_t t, int64_t end, int64_t lanes, int64_t stride, Scratch& scratch) {
+  scratch.queries.resize(kQueries * x.heads * lanes);
+  scratch.query_weights.resize(kQueries * x.heads);
+  scratch.rows.resize(std::max<int64_t>(x.heads, kTileKeys) * stride);
+  for (int64_t i = 0; i < end - t; ++i) {
+    for (int64_t h = 0; h < x.heads; ++h) {
+      const int64_t row = (t + i) * x.heads + h;
+      const float scale = M::prepare(x.q + row * x.dim, x.dim, scratch.rows.data() + h * stride);
+      scratch.query_weights[i * x.heads + h] = x.weights[row] * scale;
+    }
+    interleave_heads(scratch.rows.data(), x.heads, lanes, stride, scratch.queries.data() + i * x.heads * lanes);
+  }
 }
 
 // scratch.scores [queries, stride] of queries [t, end) of sequence s against `num` of its entries: the first ones, or
@@ -140,21 +173,21 @@ inline void score_tile(const float* q, const float* weights, int64_t heads, int6
 template <class T>
 void score(const Indexer<T>& x, int64_t s, int64_t t, int64_t end, const int32_t* numbers, int64_t num, int64_t stride,
            Scratch& scratch) {
-  const int64_t query_size = x.heads * x.dim;
-  scratch.queries.resize(kQueries * query_size);
-  scratch.tile.resize(x.dim * kTileKeys);
-  for (int64_t i = 0; i < end - t; ++i)
-    interleave_heads(x.q + (t + i) * query_size, x.heads, x.dim, scratch.queries.data() + i * query_size);
-  const T* keys[kTileKeys];
+  using M = Multiplied<T>;
+  const int64_t lanes = M::lanes(x.dim), row_stride = (lanes + kLanes - 1) / kLanes * kLanes;
+  prepare_queries<M>(x, t, end, lanes, row_stride, scratch);
+  scratch.tile.resize(row_stride * kTileKeys);
+  float scales[kTileKeys];
   for (int64_t start = 0; start < num; start += kTileKeys) {
     for (int j = 0; j < kTileKeys; ++j) {
       const int64_t column = std::min(start + j, num - 1);
-      keys[j] = x.keys.entry(x.batch.block_tables + s * x.batch.max_blocks, numbers ? numbers[column] : column);
+      const T* key = x.keys.entry(x.batch.block_tables + s * x.batch.max_blocks, numbers ? numbers[column] : column);
+      scales[j] = M::prepare(key, x.dim, scratch.rows.data() + j * row_stride);
     }
-    transpose_tile(keys, x.dim, scratch.tile.data());
+    transpose_tile(scratch.rows.data(), row_stride, scratch.tile.data());
     for (int64_t i = 0; i < end - t; ++i)
-      score_tile(scratch.queries.data() + i * query_size, x.weights + (t + i) * x.heads, x.heads, x.dim,
-                 scratch.tile.data(), scratch.scores.data() + i * stride + start);
+      score_tile<M>(scratch.queries.data() + i * x.heads * lanes, scratch.query_weights.data() + i * x.heads, x.heads,
+                    lanes, scratch.tile.data(), scales, scratch.scores.data() + i * stride + start);
   }
 }
 #else
