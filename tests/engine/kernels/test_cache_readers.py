@@ -72,6 +72,17 @@ def test_attention_over_selected_entries(parts: list, dtype: torch.dtype) -> Non
     assert_close(ops.attention(*case), shared_kv_attention.attention_reference(*case), dtype, factor=2)
 
 
+def test_attention_of_a_chunk_at_the_real_head_size(dtype: torch.dtype) -> None:
+    """Many queries share rows whose lengths and numbers differ widely."""
+    random = Random(dtype)
+    batch = make_batch(random, [(150, 20)], block_size=16)
+    case = _attention_case(random, batch, 8, 512, window=128, ratio=4)
+    for rows in (case[1], case[3], case[-1].cache):
+        rows *= torch.exp(random.wide(*rows.shape[:-1], 1)).clamp(max=4)
+        rows[..., 7] *= 10
+    assert_close(ops.attention(*case), shared_kv_attention.attention_reference(*case), dtype, factor=2)
+
+
 def test_attention_reads_nothing_but_the_sequence_own_rows(dtype: torch.dtype) -> None:
     """Poison in every other row must not reach the output."""
     random = Random(dtype)

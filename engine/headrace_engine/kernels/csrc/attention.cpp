@@ -19,33 +19,49 @@ struct Attention {
   int64_t num_selected, ratio, heads, dim, window, half;
   float scale;
   T* out;
+
+  // The first position that the window of `position` shows.
+  int64_t lowest(int64_t s, int64_t position) const {
+    return std::max(window_starts ? window_starts[s] : 0, position - window + 1);
+  }
+  int64_t closed(int64_t position) const { return entries.base ? (position + 1) / ratio : 0; }
 };
 
+// One sequence's rows where they lie.
 template <class T>
-void find_keys(const Attention<T>& a, int64_t t, int64_t s, std::vector<const T*>& keys) {
-  const int64_t position = a.batch.position(s, t), first = a.batch.first_position(s);
-  const T* own = a.kv + a.batch.query_starts[s] * a.dim;
-  const int64_t lowest = a.window_starts ? a.window_starts[s] : 0;
+struct InPlace {
+  const Attention<T>& a;
+  int64_t s;
+
+  const T* window(int64_t p) const {
+    const int64_t first = a.batch.first_position(s);
+    return p < first ? a.ring.row(a.batch.state_slots[s], p) : a.kv + (a.batch.query_starts[s] + p - first) * a.dim;
+  }
+  const T* entry(int64_t g) const { return a.entries.entry(a.batch.block_tables + s * a.batch.max_blocks, g); }
+};
+
+// The rows that token t of sequence s attends, and behind them one tile of padding.
+template <class T, class Rows, class Row>
+void find_keys(const Attention<T>& a, int64_t t, int64_t s, const Rows& rows, std::vector<const Row*>& keys) {
+  const int64_t position = a.batch.position(s, t);
   keys.clear();
-  for (int64_t p = std::max(lowest, position - a.window + 1); p <= position; ++p)
-    keys.push_back(p < first ? a.ring.row(a.batch.state_slots[s], p) : own + (p - first) * a.dim);
-  if (!a.entries.base) return;
-  const int32_t* blocks = a.batch.block_tables + s * a.batch.max_blocks;
+  for (int64_t p = a.lowest(s, position); p <= position; ++p) keys.push_back(rows.window(p));
   if (a.selected) {
     const int32_t* chosen = a.selected + t * a.num_selected;
-    for (int64_t i = 0; i < a.num_selected && chosen[i] >= 0; ++i) keys.push_back(a.entries.entry(blocks, chosen[i]));
+    for (int64_t i = 0; i < a.num_selected && chosen[i] >= 0; ++i) keys.push_back(rows.entry(chosen[i]));
   } else {
-    for (int64_t g = 0; g < (position + 1) / a.ratio; ++g) keys.push_back(a.entries.entry(blocks, g));
+    for (int64_t g = 0; g < a.closed(position); ++g) keys.push_back(rows.entry(g));
   }
+  keys.insert(keys.end(), kTile, keys[0]);
 }
 
 // logits, then powers relative to the new top; the old sums shrink by `factor`. Sixteen lanes at a time: lane l is of
 // head l % H.
-template <class T, int H>
-void add_powers(const T* const* q, const T* const* keys, int num, int64_t dim, float scale, HeadBlock& b) {
-  constexpr int kLanes = 16, kKeys = kLanes / H;
-  for (int start = 0; start < num; start += kKeys)
-    Products<T>::template dot<H>(q, keys + start, dim, b, b.powers + start * H);
+template <class P, int H, class T>
+void add_powers(const T* const* q, const typename P::Row* const* keys, int num, int64_t dim, float scale,
+                HeadBlock& b) {
+  constexpr int kLanes = 16;
+  P::template dot<H>(q, keys, num, dim, b);
   std::fill(b.powers + num * H, b.powers + kTile * H, -INFINITY);
   float tops[kLanes], sums[kLanes] = {};
   for (int l = 0; l < kLanes; ++l) tops[l] = -INFINITY;
@@ -68,25 +84,26 @@ void add_powers(const T* const* q, const T* const* keys, int num, int64_t dim, f
   }
 }
 
-// `num` keys for heads [head, head + H) of token t; `keys` has room for one more tile of padding behind them.
-template <class T, int H>
-void attend(const Attention<T>& a, int64_t t, int64_t head, const T* const* keys, int64_t num, HeadBlock& b) {
+// `num` keys for heads [head, head + H) of token t.
+template <class P, int H, class T>
+void attend(const Attention<T>& a, int64_t t, int64_t head, const typename P::Row* const* keys, int64_t num,
+            HeadBlock& b) {
   const T* q[H];
   for (int h = 0; h < H; ++h) {
     q[h] = a.q + (t * a.heads + head + h) * a.dim;
     b.top[h] = a.sinks[head + h];
     b.sum[h] = 1.0f;
   }
-  Products<T>::set_queries(q, H, a.dim, b);
+  P::set_queries(q, H, a.dim, b);
   std::fill(b.values.begin(), b.values.begin() + H * padded(a.dim), 0.0f);
   for (int64_t start = 0; start < num; start += kTile) {
     const int count = static_cast<int>(std::min<int64_t>(kTile, num - start));
-    add_powers<T, H>(q, keys + start, count, a.dim, a.scale, b);
-    Products<T>::template add_values<H>(keys + start, count, a.dim, b);
+    add_powers<P, H>(q, keys + start, count, a.dim, a.scale, b);
+    P::template add_values<H>(keys + start, count, a.dim, b);
   }
   for (int h = 0; h < H; ++h) {
     float* values = b.values.data() + h * padded(a.dim);
-    Products<T>::restore_order(values, a.dim);
+    P::restore_order(values, a.dim);
     const float factor = 1.0f / b.sum[h];
 #pragma omp simd
     for (int64_t k = 0; k < a.dim; ++k) values[k] *= factor;
@@ -98,31 +115,89 @@ void attend(const Attention<T>& a, int64_t t, int64_t head, const T* const* keys
   }
 }
 
+template <class P, class T>
+void attend_heads(const Attention<T>& a, int64_t t, int64_t head, int64_t end,
+                  const std::vector<const typename P::Row*>& keys, HeadBlock& block) {
+  const int64_t num = static_cast<int64_t>(keys.size()) - kTile;
+  for (; head + 8 <= end; head += 8) attend<P, 8>(a, t, head, keys.data(), num, block);
+  for (; head + 4 <= end; head += 4) attend<P, 4>(a, t, head, keys.data(), num, block);
+  for (; head + 2 <= end; head += 2) attend<P, 2>(a, t, head, keys.data(), num, block);
+  for (; head < end; ++head) attend<P, 1>(a, t, head, keys.data(), num, block);
+}
+
+// One sequence's rows as integers: those that a window of its tokens shows, then the entries.
+struct FixedKeys {
+  int64_t first, num_window;
+  FixedRows rows;
+
+  const int16_t* window(int64_t p) const { return rows.row(p - first); }
+  const int16_t* entry(int64_t g) const { return rows.row(num_window + g); }
+};
+
+#ifdef HEADRACE_AVX512_VNNI
+constexpr int64_t kUses = 4;  // of a row, from which on it is made integers: that costs as much as one or two
+
+// Empty where too few tokens would use them.
+inline FixedKeys fixed_keys(const Attention<bf16>& a, int64_t s) {
+  const int64_t end = a.batch.context_lens[s], num_tokens = a.batch.query_starts[s + 1] - a.batch.query_starts[s];
+  FixedKeys keys{a.lowest(s, end - num_tokens), 0, {}};
+  keys.num_window = end - keys.first;
+  const int64_t num_entries = a.closed(end - 1), num = keys.num_window + num_entries;
+  const int64_t num_chosen = a.selected ? std::min(a.num_selected, num_entries) : num_entries;
+  if (num_tokens * (std::min(a.window, end) + num_chosen) < kUses * num) return keys;
+  keys.rows.resize(num, a.dim);
+  const InPlace<bf16> rows{a, s};
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < num; ++i)
+    keys.rows.set(i, i < keys.num_window ? rows.window(keys.first + i) : rows.entry(i - keys.num_window), a.dim);
+  return keys;
+}
+#endif
+
+template <class T>
+std::vector<FixedKeys> fixed_keys_of_sequences(const Attention<T>& a) {
+  std::vector<FixedKeys> keys(a.batch.num_sequences);
+#ifdef HEADRACE_AVX512_VNNI
+  if constexpr (std::is_same_v<T, bf16>)
+    for (int64_t s = 0; s < a.batch.num_sequences; ++s) keys[s] = fixed_keys(a, s);
+#endif
+  return keys;
+}
+
+// Heads [head, end) of token t of sequence s.
+template <class T>
+void attend_token(const Attention<T>& a, int64_t t, int64_t s, int64_t head, int64_t end,
+                  [[maybe_unused]] const FixedKeys& fixed, HeadBlock& block) {
+#ifdef HEADRACE_AVX512_VNNI
+  if constexpr (std::is_same_v<T, bf16>)
+    if (!fixed.rows.empty()) {
+      std::vector<const int16_t*> keys;
+      find_keys(a, t, s, fixed, keys);
+      return attend_heads<FixedProducts>(a, t, head, end, keys, block);
+    }
+#endif
+  std::vector<const T*> keys;
+  find_keys(a, t, s, InPlace<T>{a, s}, keys);
+  attend_heads<Products<T>>(a, t, head, end, keys, block);
+}
+
 // Blocks of `width` heads are independent work: narrower blocks only where there are too few to occupy the threads.
 template <class T>
 void run(const Attention<T>& a, int64_t num_threads) {
   const std::vector<int32_t> sequences = sequence_of_token(a.batch);
+  const std::vector<FixedKeys> fixed = fixed_keys_of_sequences(a);
   const int64_t tokens = static_cast<int64_t>(sequences.size());
   const int64_t width = tokens * (a.heads / 8) < num_threads ? 4 : 8;
   const int64_t blocks = (a.heads + width - 1) / width;
 #pragma omp parallel if (tokens * blocks > 1)
   {
-    std::vector<const T*> keys;
     HeadBlock block;
     block.queries.resize(8 * padded(a.dim));
     block.values.resize(8 * padded(a.dim));
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < tokens * blocks; ++item) {
-      const int64_t t = item / blocks;
-      find_keys(a, t, sequences[t], keys);
-      const int64_t num = static_cast<int64_t>(keys.size());
-      keys.insert(keys.end(), kTile, keys[0]);
-      const int64_t end = std::min((item % blocks + 1) * width, a.heads);
-      int64_t head = item % blocks * width;
-      for (; head + 8 <= end; head += 8) attend<T, 8>(a, t, head, keys.data(), num, block);
-      for (; head + 4 <= end; head += 4) attend<T, 4>(a, t, head, keys.data(), num, block);
-      for (; head + 2 <= end; head += 2) attend<T, 2>(a, t, head, keys.data(), num, block);
-      for (; head < end; ++head) attend<T, 1>(a, t, head, keys.data(), num, block);
+      const int64_t t = item / blocks, head = item % blocks * width;
+      attend_token(a, t, sequences[t], head, std::min(head + width, a.heads), fixed[sequences[t]], block);
     }
   }
 }

@@ -8,9 +8,9 @@
 
 #include "common.h"
 
-#ifdef HEADRACE_AVX512_VNNI
-
 namespace headrace {
+
+#ifdef HEADRACE_AVX512_VNNI
 
 constexpr float kLongest = 46340.0f;  // the square root of 2^31
 constexpr float kLargest = 32767.0f;
@@ -64,6 +64,35 @@ inline float to_fixed(const bf16* x, int64_t n, int16_t* out) {
   return 1.0f / factor;
 }
 
-}  // namespace headrace
-
 #endif
+
+// Rows of integers, each after a cache line that holds its scale; whole lines, zeros at the end.
+class FixedRows {
+ public:
+  void resize(int64_t num, int64_t dim) {
+    stride_ = (dim + kLine - 1) / kLine * kLine + kLine;
+    numbers_.resize(num * stride_);
+  }
+  bool empty() const { return numbers_.empty(); }
+  int64_t stride() const { return stride_; }
+  const int16_t* row(int64_t i) const { return numbers_.data() + i * stride_ + kLine; }
+  static float scale(const int16_t* row) {
+    float scale;
+    std::memcpy(&scale, row - kLine, sizeof scale);
+    return scale;
+  }
+#ifdef HEADRACE_AVX512_VNNI
+  void set(int64_t i, const bf16* x, int64_t dim) {
+    int16_t* line = numbers_.data() + i * stride_;
+    const float scale = to_fixed(x, dim, line + kLine);
+    std::memcpy(line, &scale, sizeof scale);
+  }
+#endif
+
+ private:
+  static constexpr int64_t kLine = 32;
+  std::vector<int16_t, CacheAligned<int16_t>> numbers_;
+  int64_t stride_ = 0;
+};
+
+}  // namespace headrace

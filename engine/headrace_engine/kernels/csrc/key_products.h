@@ -1,10 +1,12 @@
 // The two products of attention for up to 8 heads of one query: with its keys, and of the powers with the same rows.
 //
 // bf16 keys are widened in registers, once for all heads, and multiplied in fp32: on Intel's cores two fp32 FMAs start
-// every cycle and one bf16 dot product every other, which is half the multiplications.
+// every cycle and one bf16 dot product every other, which is half the multiplications. Keys that many queries share are
+// better made integers once (fixed_point.h): FixedProducts.
 #pragma once
 
 #include "dot_tile.h"
+#include "fixed_point.h"
 
 namespace headrace {
 
@@ -14,6 +16,7 @@ struct HeadBlock {  // running softmax of H <= 8 heads of one query
   float top[8], sum[8], factor[8];
   alignas(64) float powers[kTile * 8];  // [keys, H]: lanes of a register are 16 / H keys of H heads
   Floats queries;  // [heads, padded dim] where they are widened (see set_queries)
+  FixedRows fixed_queries;
   Floats values;   // [heads, padded dim], in the order that add_values leaves within each block of 32
 };
 
@@ -22,12 +25,14 @@ inline int64_t padded(int64_t dim) { return (dim + 31) / 32 * 32; }
 // The general case: fp32, and any dtype without AVX-512.
 template <class T>
 struct Products {
+  using Row = T;
+
   static void set_queries(const T* const*, int, int64_t, HeadBlock&) {}
 
-  // logits[i, h] = q[h] . keys[i], 16 at a time: 16 / H keys and H heads.
+  // b.powers[i, h] = q[h] . keys[i], 16 at a time: 16 / H keys and H heads, the last of them perhaps padding.
   template <int H>
-  static void dot(const T* const* q, const T* const* keys, int64_t dim, const HeadBlock&, float* logits) {
-    dot_tile<T, 16 / H, H>(keys, q, dim, logits);
+  static void dot(const T* const* q, const T* const* keys, int num, int64_t dim, HeadBlock& b) {
+    for (int i = 0; i < num; i += 16 / H) dot_tile<T, 16 / H, H>(keys + i, q, dim, b.powers + i * H);
   }
 
   // values[h] = values[h] * factor[h] + sum over keys of power * key.
@@ -55,6 +60,8 @@ struct Products {
 // kept in that order, 16 even dims and then 16 odd ones, so that nothing needs to be shuffled.
 template <>
 struct Products<bf16> {
+  using Row = bf16;
+
   struct Pairs {
     __m512 even, odd;
   };
@@ -81,7 +88,12 @@ struct Products<bf16> {
   }
 
   template <int H>
-  static void dot(const bf16* const*, const bf16* const* keys, int64_t dim, const HeadBlock& b, float* logits) {
+  static void dot(const bf16* const*, const bf16* const* keys, int num, int64_t dim, HeadBlock& b) {
+    for (int i = 0; i < num; i += 16 / H) dot_register<H>(keys + i, dim, b, b.powers + i * H);
+  }
+
+  template <int H>
+  static void dot_register(const bf16* const* keys, int64_t dim, const HeadBlock& b, float* logits) {
     constexpr int kKeys = 16 / H;
     __m512 sums[16];
 #pragma GCC unroll 16
@@ -140,6 +152,121 @@ struct Products<bf16> {
       const __m512 even = _mm512_loadu_ps(values + k), odd = _mm512_loadu_ps(values + k + 16);
       _mm512_storeu_ps(values + k, _mm512_permutex2var_ps(even, first, odd));
       _mm512_storeu_ps(values + k + 16, _mm512_permutex2var_ps(even, second, odd));
+    }
+  }
+};
+#endif
+
+#ifdef HEADRACE_AVX512_VNNI
+struct FixedProducts {
+  using Row = int16_t;  // of FixedRows
+
+  static void set_queries(const bf16* const* q, int heads, int64_t dim, HeadBlock& b) {
+    b.fixed_queries.resize(heads, dim);
+    for (int h = 0; h < heads; ++h) b.fixed_queries.set(h, q[h], dim);
+  }
+
+  template <int H>
+  static void dot(const bf16* const*, const int16_t* const* keys, int num, int64_t dim, HeadBlock& b) {
+    for (int i = 0; i < num; i += 16 / H) dot_register<H>(keys + i, dim, b.fixed_queries, b.powers + i * H);
+    float scales[H];
+    for (int h = 0; h < H; ++h) scales[h] = FixedRows::scale(b.fixed_queries.row(h));
+    for (int i = 0; i < num; ++i) {
+      const float scale = FixedRows::scale(keys[i]);
+#pragma omp simd
+      for (int h = 0; h < H; ++h) b.powers[i * H + h] *= scale * scales[h];
+    }
+  }
+
+  // Not inlined, nor is `add_block`: their sums need most registers.
+  template <int H>
+  __attribute__((noinline)) static void dot_register(const int16_t* const* keys, int64_t dim, const FixedRows& queries,
+                                                     float* logits) {
+    constexpr int kKeys = 16 / H;
+    Int32s sums[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sums[i] = Int32s{};
+    const int16_t* q = queries.row(0);
+    const int64_t stride = queries.stride();
+    for (int64_t k = 0; k < dim; k += 32)
+#pragma GCC unroll 8
+      for (int j = 0; j < kKeys; j += 2) {
+        const __m512i x = _mm512_load_si512(keys[j] + k), y = _mm512_load_si512(keys[j + 1] + k);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; ++h) {
+          const __m512i numbers = _mm512_load_si512(q + h * stride + k);
+          sums[j * H + h] = add_pairs(sums[j * H + h], x, numbers);
+          sums[(j + 1) * H + h] = add_pairs(sums[(j + 1) * H + h], y, numbers);
+        }
+      }
+    __m512 wide[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) wide[i] = _mm512_cvtepi32_ps((__m512i)sums[i]);
+    _mm512_storeu_ps(logits, sum_each(wide));
+  }
+
+  // Powers times their keys' scales become integers too, of which a head's add up to 2^15 at most in a tile: no sum of
+  // products with integers below 2^15 overflows.
+  template <int H>
+  static void add_values(const int16_t* const* keys, int num, int64_t dim, HeadBlock& b) {
+    float sums[H] = {}, factors[H], scales[H];
+    for (int i = 0; i < num; ++i) {
+      const float scale = FixedRows::scale(keys[i]);
+#pragma omp simd
+      for (int h = 0; h < H; ++h) sums[h] += b.powers[i * H + h] *= scale;
+    }
+    for (int h = 0; h < H; ++h) {
+      factors[h] = sums[h] == 0.0f ? 0.0f : kLargest / sums[h];
+      scales[h] = sums[h] / kLargest;
+    }
+    alignas(64) int32_t pairs[kTile / 2 * H];  // powers of two keys each
+    for (int i = 0; i < num; i += 2)
+#pragma omp simd
+      for (int h = 0; h < H; ++h) {
+        const int32_t low = static_cast<int32_t>(b.powers[i * H + h] * factors[h] + 0.5f);
+        const int32_t high = static_cast<int32_t>(b.powers[(i + 1) * H + h] * factors[h] + 0.5f);
+        pairs[i / 2 * H + h] = low | high << 16;
+      }
+    for (int64_t k = 0; k < dim; k += 32)
+      add_block<H>(keys, num, k, pairs, b.factor, scales, b.values.data() + k, padded(dim));
+  }
+
+  template <int H>
+  __attribute__((noinline)) static void add_block(const int16_t* const* keys, int num, int64_t k, const int32_t* pairs,
+                                                  const float* factors, const float* scales, float* values,
+                                                  int64_t stride) {
+    Int32s low[H], high[H];
+#pragma GCC unroll 8
+    for (int h = 0; h < H; ++h) low[h] = high[h] = Int32s{};
+    for (int i = 0; i < num; i += 2) {
+      const __m512i x = _mm512_load_si512(keys[i] + k), y = _mm512_load_si512(keys[i + 1] + k);
+      const __m512i lows = _mm512_unpacklo_epi16(x, y), highs = _mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 8
+      for (int h = 0; h < H; ++h) {
+        const __m512i powers = _mm512_set1_epi32(pairs[i / 2 * H + h]);
+        low[h] = add_pairs(low[h], lows, powers);
+        high[h] = add_pairs(high[h], highs, powers);
+      }
+    }
+#pragma GCC unroll 8
+    for (int h = 0; h < H; ++h) {
+      const __m512 factor = _mm512_set1_ps(factors[h]), scale = _mm512_set1_ps(scales[h]);
+      float* to = values + h * stride;
+      const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)low[h]), scale);
+      const __m512 more = _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)high[h]), scale);
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), factor, sum));
+      _mm512_storeu_ps(to + 16, _mm512_fmadd_ps(_mm512_loadu_ps(to + 16), factor, more));
+    }
+  }
+
+  // Interleaving two keys' numbers leaves, of each 8 dims, the first 4 in `low` and the others in `high`.
+  static void restore_order(float* values, int64_t dim) {
+    const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i second = _mm512_set_epi32(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8);
+    for (int64_t k = 0; k < dim; k += 32) {
+      const __m512 low = _mm512_loadu_ps(values + k), high = _mm512_loadu_ps(values + k + 16);
+      _mm512_storeu_ps(values + k, _mm512_permutex2var_ps(low, first, high));
+      _mm512_storeu_ps(values + k + 16, _mm512_permutex2var_ps(low, second, high));
     }
   }
 };
