@@ -161,7 +161,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add(model, "tiny", "instead: a small random checkpoint, such as v4:0", metavar="FAMILY:SEED")
     _add(model, "served_model_name", "default: the folder's name", metavar="NAME")
     _add(model, "dtype", "auto keeps the checkpoint's", choices=DTYPES)
-    _add(model, "cache_dtype", "auto keeps the checkpoint's; fp8 and fp4: packed records", choices=CACHE_DTYPES)
+    _add(model, "cache_dtype", "auto: as dtype; fp8 and fp4: packed records", choices=CACHE_DTYPES)
     _add(
         model,
         "fake_quantization",

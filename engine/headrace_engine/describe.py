@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> str:
     from headrace_engine import models
 
     folder = Path(arguments.directory)
-    outline = models.outline_of(folder, cache_dtype=arguments.cache_dtype)
+    outline = models.outline_of(folder, arguments.dtype, arguments.cache_dtype)
     stored = models.stored_bytes_of(folder)
     num_expert_ranks = arguments.data if arguments.expert_parallel else 1
     if not 1 <= num_expert_ranks <= outline.info.num_experts or outline.info.num_experts % num_expert_ranks:

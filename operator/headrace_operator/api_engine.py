@@ -138,7 +138,7 @@ class Engine(RuledModel):
     cache_dtype: CacheDType = Field(
         default="auto",
         description="Type of KV cache entries: fp8 and fp4 keep packed records (fp4: in the formats that the model was "
-        "trained for, the smallest). Default: auto (the checkpoint's own).",
+        "trained for, the smallest). Default: auto (as dtype).",
     )
     fake_quantization: Literal["none", "cache", "all"] = Field(
         default="none",

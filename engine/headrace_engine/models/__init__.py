@@ -34,12 +34,14 @@ def describe_config(path: str | Path) -> ModelInfo:
     return info
 
 
-def outline_of(path: str | Path, cache_dtype: str = "auto") -> Outline:
+def outline_of(path: str | Path, dtype: str = "auto", cache_dtype: str = "auto") -> Outline:
     """Sizes of the model in a folder with a config.json; weights need not be there. Raises ModelError."""
     config, generation_config = read_configs(Path(path))
+    if dtype == "auto":
+        dtype = describe_config(path).dtype
     if cache_dtype == "auto":
-        cache_dtype = describe_config(path).dtype
-    outline: Outline = _module(config, "outline").outline(config, generation_config, cache_dtype)
+        cache_dtype = dtype
+    outline: Outline = _module(config, "outline").outline(config, generation_config, dtype, cache_dtype)
     return outline
 
 
@@ -80,8 +82,9 @@ def load(
     """One rank's share of the model in the checkpoint folder `path`. Raises ModelError.
 
     expert_parallel: rank r of n holds experts [r * E / n, (r + 1) * E / n); otherwise every rank holds all.
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32" or "bfloat16"; cache_dtype also "fp8" or "fp4" for
-    packed records. fake_quantization: which roundings of its training the model does (rounding.FakeQuantization).
+    dtype: "auto" (the checkpoint's own), "float32" or "bfloat16"; cache_dtype: "auto" (as dtype), these, or "fp8" or
+    "fp4" for packed records. fake_quantization: which roundings of its training the model does
+    (rounding.FakeQuantization).
     bounded_replay: leave rows out as DeepSeek-V4.1 is trained for (deepseek_v41.replay); changes logits slightly.
     """
     if not 0 <= rank < num_ranks:
@@ -114,7 +117,8 @@ def load_drafter(
 ) -> Drafter:
     """One rank's share of the drafter in the folder that `model` was loaded from. Raises ModelError if there is none.
 
-    num_drafts: tokens to draft at once, where the drafter leaves a choice; None: as published.
+    num_drafts: tokens to draft at once, where the drafter leaves a choice; None: as published. cache_dtype: of its own
+    windows, "auto" (as the model computes), "float32" or "bfloat16".
     """
     config, _ = read_configs(Path(path))
     drafter: Drafter = _module(config, "load_drafter").load_drafter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ Layer = TypeVar("Layer")
 _MAX_THREADS = 8
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -36,7 +40,7 @@ class HyperConnection:
 
 
 def resolve_dtype(name: str, own: str, what: str, others: Collection[str] = ()) -> str:
-    """A key of DTYPES for "auto" (the checkpoint's own) or a name. Raises ModelError."""
+    """A key of DTYPES for "auto" (which is `own`) or a name. Raises ModelError."""
     if name == "auto":
         return own
     if name not in DTYPES:
@@ -44,9 +48,22 @@ def resolve_dtype(name: str, own: str, what: str, others: Collection[str] = ()) 
     return name
 
 
-def resolve_cache_dtype(name: str, own: str) -> str:
-    """As resolve_dtype, or the name of packed records (PACKED_CACHES)."""
-    return name if name in PACKED_CACHES else resolve_dtype(name, own, "cache dtype", PACKED_CACHES)
+def resolve_cache_dtype(name: str, dtype: str) -> str:
+    """Of the cache of a model that computes in `dtype`: that for "auto", a name, or one of PACKED_CACHES.
+
+    Raises ModelError.
+    """
+    if name in PACKED_CACHES:
+        return name
+    resolved = resolve_dtype(name, dtype, "cache dtype", PACKED_CACHES)
+    if resolved != dtype:
+        log.warning(
+            "a %s cache under a %s model is read by torch, not by the compiled kernels, which takes many times longer:"
+            " leave the cache dtype to auto",
+            resolved,
+            dtype,
+        )
+    return resolved
 
 
 def experts_of(rank: int, num_ranks: int, num_experts: int) -> range:

@@ -125,12 +125,22 @@ def test_the_memory_of_a_rank_is_that_of_the_loaded_model(
     assert described(capsys, str(tiny_path), *options)["weights"]["rank_memory_bytes"]["total"] == num_bytes
 
 
-@pytest.mark.parametrize("cache_dtype", ["bfloat16", "fp8", "fp4"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"cache_dtype": "bfloat16"},
+        {"cache_dtype": "fp8"},
+        {"cache_dtype": "fp4"},
+        {"dtype": "bfloat16"},  # which the cache then has too
+    ],
+    ids=str,
+)
 def test_the_cache_groups_are_those_of_the_loaded_model(
-    tiny_path: Path, capsys: pytest.CaptureFixture[str], cache_dtype: str
+    tiny_path: Path, capsys: pytest.CaptureFixture[str], chosen: dict[str, str]
 ) -> None:
-    model = models.load(tiny_path, cache_dtype=cache_dtype)
-    groups = described(capsys, str(tiny_path), "--cache-dtype", cache_dtype)["cache_groups"]
+    model = models.load(tiny_path, **chosen)
+    options = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", value)]
+    groups = described(capsys, str(tiny_path), *options)["cache_groups"]
     assert [group["name"] for group in groups] == [group.name for group in model.cache_groups]
     assert [group["bytes_per_entry"] for group in groups] == [group.bytes_per_entry for group in model.cache_groups]
 

@@ -146,13 +146,23 @@ def test_experts_that_do_not_split_are_refused(tiny_path: Path) -> None:
 
 def test_bfloat16_on_request_and_close_to_float32(model: DeepseekV4, tiny_path: Path) -> None:
     """bf16 rounds routing and index choices over in a random model, so only the first tokens can be compared."""
-    rounded = models.load(tiny_path, dtype="bfloat16", cache_dtype="bfloat16")
+    rounded = models.load(tiny_path, dtype="bfloat16")
     assert rounded.embedding.dtype == torch.bfloat16
     assert {group.dtype for group in rounded.cache_groups} == {"bfloat16", "float32"}  # carries stay wide
     logits, exact = (PagedRun(m).prompt(TOKENS) for m in (rounded, model))
     assert logits.dtype == torch.float32
     assert bool(logits.isfinite().all())
     assert float((logits[0] - exact[0]).std() / exact[0].std()) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "is_slow"), [("auto", False), ("bfloat16", False), ("fp8", False), ("float32", True)]
+)
+def test_a_cache_that_the_compiled_kernels_cannot_read_is_warned_of(
+    tiny_path: Path, caplog: pytest.LogCaptureFixture, cache_dtype: str, is_slow: bool
+) -> None:
+    models.load(tiny_path, dtype="bfloat16", cache_dtype=cache_dtype)
+    assert ("a float32 cache under a bfloat16 model" in caplog.text) is is_slow
 
 
 def test_the_digest_tells_weights_and_precision_apart(tiny_path: Path, copy: Path, model: DeepseekV4) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace_engine.models.builder import Builder, experts_of, resolve_dtype
+from headrace_engine.models.builder import NAMES, Builder, experts_of, resolve_dtype
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.deepseek_v4.config import V4Config
 from headrace_engine.models.deepseek_v4.draft import (
@@ -43,7 +43,7 @@ def load_drafter(
     if drafter is None:
         raise ModelError(f"{path} has no drafter (config.json: num_nextn_predict_layers, dspark_block_size)")
     config = layer_config(model.config, drafter)
-    cache_dtype = resolve_dtype(cache_dtype, config.dtype, "cache dtype")
+    cache_dtype = resolve_dtype(cache_dtype, NAMES[model.embedding.dtype], "cache dtype")
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
     with Checkpoint(path) as checkpoint:
         sources = match_checkpoint_drafter(raw_config, checkpoint.stored())

@@ -35,14 +35,14 @@ def load_model(
 ) -> DeepseekV41:
     """The model with experts [expert_rank * E / n, (expert_rank + 1) * E / n) of n ranks. Raises ModelError.
 
-    dtype, cache_dtype: "auto" (the checkpoint's own), "float32", "bfloat16"; cache_dtype also "fp8", "fp4".
+    dtype: "auto" (the checkpoint's own), "float32", "bfloat16"; cache_dtype: "auto" (as dtype), these, "fp8", "fp4".
     """
     raw_config, generation_config = read_configs(path)
     config = parse(raw_config)
-    cache_dtype = resolve_cache_dtype(cache_dtype, config.dtype)
+    dtype = resolve_dtype(dtype, config.dtype, "dtype")
+    cache_dtype = resolve_cache_dtype(cache_dtype, dtype)
     rounds = rounding(config, fake_quantization, cache_dtype)
     experts = experts_of(expert_rank, num_expert_ranks, config.num_experts)
-    dtype = resolve_dtype(dtype, config.dtype, "dtype")
     with Checkpoint(path) as checkpoint:
         sources = match_checkpoint(config, checkpoint.stored())
         tables = [] if config.engram is None else [_table_name(layer) for layer in config.engram.layers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace_engine.models.builder import Builder, experts_of, resolve_dtype
+from headrace_engine.models.builder import NAMES, Builder, experts_of, resolve_dtype
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.deepseek_v41.draft import MARKOV, layer_config, match_checkpoint_drafter, parse_drafter
 from headrace_engine.models.deepseek_v41.model import DeepseekV41
@@ -50,5 +50,5 @@ def load_drafter(
             head_norm_eps=None,
             embedding=model.embedding,
             head=model.head,
-            cache_dtype=resolve_dtype(cache_dtype, config.dtype, "cache dtype"),
+            cache_dtype=resolve_dtype(cache_dtype, NAMES[model.embedding.dtype], "cache dtype"),
         )

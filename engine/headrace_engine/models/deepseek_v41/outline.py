@@ -22,8 +22,10 @@ _WIDE = re.compile(
 )
 
 
-def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any], cache_dtype: str) -> Outline:
-    """cache_dtype: "float32", "bfloat16", "fp8" or "fp4". Raises ModelError."""
+def outline(
+    raw_config: Mapping[str, Any], generation_config: Mapping[str, Any], dtype: str, cache_dtype: str
+) -> Outline:
+    """dtype: "float32" or "bfloat16"; cache_dtype: these, "fp8" or "fp4". Raises ModelError."""
     config = parse(raw_config)
     return Outline(
         info=describe(raw_config, generation_config),
@@ -32,7 +34,7 @@ def outline(raw_config: Mapping[str, Any], generation_config: Mapping[str, Any],
         packed_caches=packed_caches(config),
         tensors=_tensors(expected_shapes(config)),
         fp8_block=FP8_BLOCK,
-        drafter=_drafter(raw_config, cache_dtype),
+        drafter=_drafter(raw_config, dtype if cache_dtype in PACKED_CACHES else cache_dtype),
     )
 
 
@@ -46,7 +48,7 @@ def _drafter(raw_config: Mapping[str, Any], cache_dtype: str) -> DrafterOutline 
         num_layers=layers.num_layers,
         num_drafts=drafter.block_size,
         num_experts=layers.num_experts,
-        cache_groups=draft_groups(drafter, layers, layers.dtype if cache_dtype in PACKED_CACHES else cache_dtype),
+        cache_groups=draft_groups(drafter, layers, cache_dtype),
         tensors=_tensors(drafter_shapes(raw_config)),
     )
 
