@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import re
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from headrace_operator.rules import Rule, RuledModel
+
+_PERCENT = "^(100|[1-9]?[0-9])%$"
+_MAX_AMOUNT = 100
+
+
+def _check_amount(value: int | str) -> int | str:
+    if isinstance(value, str) and not re.match(_PERCENT, value):
+        raise ValueError(f"{value!r} is neither a number nor a percentage from 0% to 100%")
+    if isinstance(value, int) and not 0 <= value <= _MAX_AMOUNT:
+        raise ValueError(f"{value} is not from 0 to {_MAX_AMOUNT}")
+    return value
+
+
+# A number of groups, or a percentage of a role's replicas.
+GroupAmount = Annotated[
+    int | str,
+    AfterValidator(_check_amount),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": _PERCENT,
+            "maxLength": 4,
+            "minimum": 0,
+            "maximum": _MAX_AMOUNT,
+        }
+    ),
+]
 
 
 class RolloutStrategy(RuledModel):
     """How groups of an old revision are replaced by groups of the wanted one; for each role by itself."""
 
-    max_surge: int = Field(
+    max_surge: GroupAmount = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Groups that a role may have beyond its replicas during a roll-out, those on their way out "
-        "included; each needs room of its own. Default: 0.",
+        "included; each needs room of its own. A number, or a percentage of the role's replicas, rounded up. "
+        "Default: 0.",
     )
-    max_unavailable: int = Field(
+    max_unavailable: GroupAmount = Field(
         default=1,
-        ge=0,
-        le=100,
-        description="Groups of a role that a roll-out may leave unavailable at a time. Default: 1, which needs no room "
+        description="Groups of a role that a roll-out may leave unavailable at a time. A number, or a percentage of "
+        "the role's replicas, rounded down, but to 1 where maxSurge comes to 0. Default: 1, which needs no room "
         "beyond the role's own, and interrupts a role of one group.",
     )
     when_full: Literal["Wait", "Recreate"] = Field(
@@ -54,8 +80,8 @@ class RolloutStrategy(RuledModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+            cel="!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
             message="maxSurge and maxUnavailable cannot both be 0: no group could ever be replaced",
-            holds=lambda s: s.max_surge > 0 or s.max_unavailable > 0,
+            holds=lambda s: not {s.max_surge, s.max_unavailable} <= {0, "0%"},
         ),
     )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace_operator.leeway import Amount
+
 # Longest that a pod may overstay its own deletion before its node is taken for lost, whatever the API server says of
 # the node: a kubelet that lives has killed the pod at its deadline.
 OVERDUE_SECONDS = 30.0
@@ -130,8 +132,8 @@ class RestartRules:
 class Strategy:
     """How old groups are replaced by groups of the wanted revision; one for all roles of a deployment."""
 
-    max_surge: int = 0  # groups of a role beyond its replicas
-    max_unavailable: int = 1  # slots of a role without an available group that a roll-out may cause
+    max_surge: Amount = 0  # see leeway.py for these two
+    max_unavailable: Amount = 1
     when_full: Literal["Wait", "Recreate"] = "Wait"
     min_ready_seconds: float = 0.0  # that a group must have been ready to be available
     partition: int = 0  # groups of a role that stay at their old revision

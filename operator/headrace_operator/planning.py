@@ -8,6 +8,7 @@ from headrace_operator import names
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.groups import RoleState, Strategy
+from headrace_operator.leeway import amount_of
 from headrace_operator.memory import key_of, noted_rebuild
 from headrace_operator.observe import Observed
 from headrace_operator.retry import is_wanted, wishes
@@ -33,8 +34,8 @@ def known_templates(
 def strategy_of(deployment: DisaggDeployment) -> Strategy:
     written = deployment.spec.rollout_strategy
     return Strategy(
-        max_surge=written.max_surge,
-        max_unavailable=written.max_unavailable,
+        max_surge=amount_of(written.max_surge),
+        max_unavailable=amount_of(written.max_unavailable),
         when_full=written.when_full,
         min_ready_seconds=float(written.min_ready_seconds),
         partition=written.partition,

@@ -24,6 +24,7 @@ from dataclasses import replace
 from headrace_operator import names
 from headrace_operator.budget import Budget, cost_of
 from headrace_operator.groups import GroupKey, GroupState, RoleState, Strategy
+from headrace_operator.leeway import leeway
 from headrace_operator.pairing import Pairing, Side
 from headrace_operator.plans import Group, RolePlan, Slot
 from headrace_operator.slots import available_at, lay_out
@@ -61,13 +62,14 @@ class _RolePass:
     def __init__(self, state: RoleState, strategy: Strategy, now: float, admit: Admit) -> None:
         self.state = state
         self._strategy = strategy
+        self._leeway = leeway(strategy.max_surge, strategy.max_unavailable, state.replicas)
         self._now = now
         self._upkeep = Upkeep(state, now, admit)
         self._layout = lay_out(state, strategy, now)
         self._slots = {slot.index: slot for slot in self._layout.slots}
         self._counted: tuple[int, int] | None = None
         self._num_groups = self._layout.num_groups
-        self._max_groups = state.replicas + strategy.max_surge  # those on their way out included
+        self._max_groups = state.replicas + self._leeway.max_surge  # those on their way out included
         self.is_short = False  # a slot finds no room for its group
         self.is_shrinking = (
             self._num_groups > self._max_groups
@@ -200,7 +202,7 @@ class _RolePass:
 
     def _num_transitions_left(self) -> int:
         _, num_under_way = self._counts()
-        return self._strategy.max_surge + self._strategy.max_unavailable - num_under_way
+        return self._leeway.max_surge + self._leeway.max_unavailable - num_under_way
 
     def _counts(self) -> tuple[int, int]:
         """(slots with a group of the wanted revision, slots that wait for one to become available)."""
@@ -258,7 +260,7 @@ class _RolePass:
     def _surge(self, slot: Slot, room: Budget) -> Outcome:
         """Make the successor of a slot beside its holder, if one more group is allowed."""
         num_handovers = sum(other.successor is not None for other in self._slots.values())
-        is_allowed = num_handovers < self._strategy.max_surge and self._num_groups < self._max_groups
+        is_allowed = num_handovers < self._leeway.max_surge and self._num_groups < self._max_groups
         if not is_allowed or room.is_shrinking or room.is_owed:
             return Outcome.WAITS
         successor = self._wanted_group(slot.index)
@@ -283,7 +285,7 @@ class _RolePass:
     def _make_way(self, slot: Slot, successor: Group, pairing: Pairing, is_full: bool) -> None:
         """Let a ready old group go before its successor is there, if a slot may be unavailable."""
         strategy = self._strategy
-        allowed = strategy.max_unavailable
+        allowed = self._leeway.max_unavailable
         if is_full and strategy.when_full == "Recreate":
             allowed = max(1, allowed)
         num_available = sum(other.is_available for other in self._slots.values())

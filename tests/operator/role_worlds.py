@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace_operator.groups import GroupKey, GroupState, Pod, Rebuild, RoleState, Strategy, Trouble, group_state
+from headrace_operator.leeway import Leeway, leeway
 from headrace_operator.names import REASON_CRASH_LOOP
 from headrace_operator.plans import RolePlan
 from headrace_operator.rollout import plan_deployment
@@ -98,6 +99,10 @@ class World:
     now: float = 0.0
     num_made: int = 0
     plans: dict[str, RolePlan] = field(default_factory=dict)
+
+    def leeway(self, want: Wanted) -> Leeway:
+        """Groups that a roll-out may add to, and take from, a role."""
+        return leeway(self.strategy.max_surge, self.strategy.max_unavailable, want.replicas)
 
     def gpus_in_use(self) -> int:
         return sum(self.shapes[k.role, k.revision].gpus for k in self.groups)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.operator.role_worlds import Wanted, World
 
 from headrace_operator.groups import GroupState, Strategy
+from headrace_operator.leeway import Percent
 from headrace_operator.names import REASON_NO_CAPACITY, REASON_WAITING_FOR_PAIR
 from headrace_operator.plans import RolePlan
 
@@ -37,14 +38,15 @@ EVENTS = st.builds(
     lost_pod=st.none() | st.integers(0, 100),
     unready=st.lists(st.integers(0, 100), max_size=3).map(tuple),
 )
+AMOUNTS = st.integers(0, 2) | st.sampled_from([Percent(value) for value in (0, 25, 50, 100)])
 STRATEGIES = st.builds(
     Strategy,
-    max_surge=st.integers(0, 2),
-    max_unavailable=st.integers(0, 2),
+    max_surge=AMOUNTS,
+    max_unavailable=AMOUNTS,
     when_full=st.sampled_from(["Wait", "Recreate"]),
     min_ready_seconds=st.sampled_from([0.0, 2.0]),
     partition=st.sampled_from([0, 0, 1, 2]),
-).filter(lambda s: s.max_surge + s.max_unavailable > 0)
+).filter(lambda s: not {s.max_surge, s.max_unavailable} <= {0, Percent(0)})
 
 
 def check_step(world: World, wanted: dict[str, Wanted]) -> None:
@@ -60,15 +62,16 @@ def check_step(world: World, wanted: dict[str, Wanted]) -> None:
         plan = plans[role]
         gone = {deletion.uid for deletion in plan.delete}
         left = available_slots(plan, gone)
-        allowed = world.strategy.max_unavailable
+        may = world.leeway(want)
+        allowed = may.max_unavailable
         if world.strategy.when_full == "Recreate" and world.capacity is not None:
             allowed = max(1, allowed)
         had = sum(slot.index in before[role] for slot in plan.slots)
         assert len(left) >= min(had, want.replicas - allowed), "a roll-out took too much away"
-        assert world.num_groups(role) <= max(counts[role], want.replicas + world.strategy.max_surge)
+        assert world.num_groups(role) <= max(counts[role], want.replicas + may.max_surge)
         assert len({(k.revision, k.index) for k in world.groups if k.role == role}) == world.num_groups(role)
     asked = sum(want.replicas * want.gpus for want in wanted.values())
-    surge = sum(world.strategy.max_surge * want.gpus for want in wanted.values())
+    surge = sum(world.leeway(want).max_surge * want.gpus for want in wanted.values())
     assert world.gpus_in_use() <= max(gpus, asked + surge)
     assert world.capacity is None or world.gpus_in_use() <= max(gpus, world.capacity)
 
@@ -125,7 +128,8 @@ def run_history(
     # What has no room beside the old, or no partner because a partition keeps that one old, is not replaced, which is
     # said; but nothing is missing.
     reasons = {trouble.reason for plan in world.plans.values() for trouble in plan.blocked}
-    has_no_room = world.capacity is not None and (strategy.max_unavailable, strategy.when_full) == (0, "Wait")
+    has_no_room = world.capacity is not None and strategy.when_full == "Wait"
+    has_no_room &= any(world.leeway(want).max_unavailable == 0 for want in wanted.values())
     expected = {REASON_NO_CAPACITY} if has_no_room else set()
     expected |= {REASON_WAITING_FOR_PAIR} if strategy.partition else set()
     assert reasons & expected, f"not settled: {world.groups} {world.plans}"

@@ -46,6 +46,7 @@ PURE = [
     "rollout",
     "scaling",
     "api_rollout",
+    "leeway",
     "pairing",
     "planning",
     "plans",
