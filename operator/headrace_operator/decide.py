@@ -181,7 +181,11 @@ def _wanted_objects(
             template = templates.get((role, revision))
             if template:
                 stored = observed.children.get(("ControllerRevision", names.revision_name(owner.name, role, revision)))
-                others = [b for (k, _), b in observed.children.items() if k == "ControllerRevision" and _is_of(b, role)]
+                others = [
+                    body
+                    for (kind, name), body in observed.children.items()
+                    if kind == "ControllerRevision" and names.place_of_revision(name)[0] == role
+                ]
                 is_wanted = revision == revisions.get(role)
                 number = number_of(stored, others, is_wanted, deployment.metadata.generation)
                 bodies.append(controller_revision(owner, role, revision, template, number))
@@ -223,10 +227,6 @@ def _identity_repairs(
         if not (pod.is_terminating or pod.name in leaving)
         and not identities[key.revision].is_on(observed.children["Pod", pod.name], key.index, pod.index)
     ]
-
-
-def _is_of(revision: Mapping[str, Any], role: str) -> bool:
-    return (revision["metadata"].get("labels") or {}).get(names.LABEL_ROLE) == role
 
 
 def _new_pod(companions: Companions, creation: Creation, index: int, template: RoleTemplate, pins: Pins) -> Body:

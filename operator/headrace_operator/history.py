@@ -37,7 +37,7 @@ def to_keep(revisions: Iterable[Body], roles: Iterable[str]) -> set[str]:
     """Names of the ControllerRevisions that history keeps: the latest of every role that is wanted."""
     kept: set[str] = set()
     for role in roles:
-        own = [body for body in revisions if _label(body, names.LABEL_ROLE) == role]
+        own = [body for body in revisions if _place(body)[0] == role]
         own.sort(key=lambda body: (int(body["revision"]), body["metadata"]["name"]))
         kept |= {body["metadata"]["name"] for body in own[-HISTORY_LIMIT:]}
     return kept
@@ -57,7 +57,7 @@ def entries(revisions: Iterable[Body], roles: Iterable[str]) -> list[Entry]:
     wanted = list(roles)
     by_role: dict[str, list[Body]] = {role: [] for role in wanted}
     for body in sorted(revisions, key=lambda body: int(body["revision"])):
-        by_role.get(_label(body, names.LABEL_ROLE), []).append(body)
+        by_role.get(_place(body)[0], []).append(body)
     found = []
     for number in sorted({int(body["revision"]) for bodies in by_role.values() for body in bodies}):
         latest = {role: [b for b in bodies if int(b["revision"]) <= number][-1:] for role, bodies in by_role.items()}
@@ -65,7 +65,7 @@ def entries(revisions: Iterable[Body], roles: Iterable[str]) -> list[Entry]:
             found.append(
                 Entry(
                     number,
-                    {role: _label(bodies[0], names.LABEL_REVISION) for role, bodies in latest.items()},
+                    {role: _place(bodies[0])[1] for role, bodies in latest.items()},
                     {role: bodies[0].get("data") or {} for role, bodies in latest.items()},
                 )
             )
@@ -135,5 +135,6 @@ def _differences(before: Any, after: Any, path: str) -> list[str]:
     return [] if before == after else [path]
 
 
-def _label(body: Body, label: str) -> str:
-    return str((body["metadata"].get("labels") or {}).get(label, ""))
+def _place(body: Body) -> tuple[str, str]:
+    """(role, revision) of a ControllerRevision."""
+    return names.place_of_revision(body["metadata"]["name"])

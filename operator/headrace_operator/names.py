@@ -6,6 +6,8 @@ roles); a contract test pins them equal. Pure: strings in, strings out.
 
 from __future__ import annotations
 
+import re
+
 GROUP = "headrace.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -155,6 +157,10 @@ MAX_PODS_PER_GROUP = 1000  # three digits
 REVISION_LENGTH = 8
 MAX_NAME_LENGTH = 63 - len(f"-{UNIFIED}-{'0' * REVISION_LENGTH}-999-999")
 
+_OF_A_ROLE = re.compile(rf".+-({'|'.join(ROLES)})")
+_OF_A_REVISION = re.compile(rf".+-({'|'.join(ROLES)})-([0-9a-f]{{{REVISION_LENGTH}}})")
+_OF_A_POD = re.compile(rf"{_OF_A_REVISION.pattern}-([0-9]{{1,3}})-([0-9]{{1,3}})")
+
 
 def revision_name(deployment: str, role: str, revision: str) -> str:
     """The ControllerRevision of a role's revision, and the headless Service its groups meet in."""
@@ -173,6 +179,25 @@ def gang_name(deployment: str, role: str, group: int, life: str) -> str:
 
 def pod_name(deployment: str, role: str, revision: str, group: int, pod: int) -> str:
     return f"{group_name(deployment, role, revision, group)}-{pod}"
+
+
+def place_of_pod(pod: str) -> tuple[str, str, int, int] | None:
+    """(role, revision, group, pod) that `pod_name` made a name of; None if it did not. Labels say the same, but anyone
+    can take them away."""
+    found = _OF_A_POD.fullmatch(pod)
+    return (found[1], found[2], int(found[3]), int(found[4])) if found else None
+
+
+def place_of_revision(name: str) -> tuple[str, str]:
+    """(role, revision) that `revision_name` made a name of; empty if it did not."""
+    found = _OF_A_REVISION.fullmatch(name)
+    return (found[1], found[2]) if found else ("", "")
+
+
+def role_of_scaler(scaler: str) -> str:
+    """The role that `scaler_name` made a name of; empty if it did not."""
+    found = _OF_A_ROLE.fullmatch(scaler)
+    return found[1] if found else ""
 
 
 def leader_host(deployment: str, role: str, revision: str, group: int) -> str:

@@ -27,7 +27,7 @@ class Observed:
     strangers: frozenset[tuple[str, str]]
     groups: Mapping[GroupKey, tuple[Pod, ...]]
     templates: Mapping[tuple[str, str], RoleTemplate]  # by (role, revision)
-    misnamed: tuple[Pod, ...] = field(default=())  # our pods whose labels no longer fit their name
+    misnamed: tuple[Pod, ...] = field(default=())  # made by someone else in our deployment's name
     loads: Mapping[GroupKey, Load] = field(default_factory=dict)  # what engines said that were asked
     samples: Mapping[GroupKey, Sample] | None = None  # how serving groups are; None: none has been asked yet
     # (kind, name, uid) of strangers that a deployment of the same name owned which is gone, as its name is taken
@@ -49,12 +49,12 @@ class ParsedPods:
         self._known: dict[str, tuple[str, Place | None, Pod]] = {}  # by uid
         self._seen: dict[str, tuple[str, Place | None, Pod]] = {}
 
-    def of(self, deployment: str, body: Body) -> tuple[Place | None, Pod]:
-        """Where a pod belongs (None: its labels do not fit its name) and what is known of it."""
+    def of(self, body: Body) -> tuple[Place | None, Pod]:
+        """Where a pod belongs (None: its name is none that we give) and what is known of it."""
         uid, version = body["metadata"]["uid"], body["metadata"]["resourceVersion"]
         known = self._known.get(uid)
         if known is None or known[0] != version:
-            place = place_of(deployment, body)
+            place = place_of(body)
             known = (version, place, pod_facts(body, place[1] if place else 0))
         self._seen[uid] = known
         return known[1], known[2]
@@ -86,7 +86,7 @@ def observe(deployment: str, uid: str, objects: Iterable[Body], parsed: ParsedPo
     for (kind, _), body in children.items():
         if kind != "Pod":
             continue
-        place, pod = parsed.of(deployment, body)
+        place, pod = parsed.of(body)
         if place is None:
             misnamed.append(pod)
             continue
@@ -129,16 +129,13 @@ def _labels(body: Body) -> Mapping[str, str]:
     return body["metadata"].get("labels") or {}
 
 
-def place_of(deployment: str, body: Body) -> Place | None:
-    """Where a pod belongs; None: its labels do not fit its name."""
-    labels = _labels(body)
-    try:
-        key = GroupKey(labels[names.LABEL_ROLE], labels[names.LABEL_REVISION], int(labels[names.LABEL_GROUP]))
-        index = int(labels[names.LABEL_POD_INDEX])
-    except (KeyError, ValueError):
+def place_of(body: Body) -> Place | None:
+    """Where a pod belongs; None: its name is none that we give."""
+    found = names.place_of_pod(body["metadata"]["name"])
+    if found is None:
         return None
-    expected = names.pod_name(deployment, key.role, key.revision, key.index, index)
-    return (key, index) if body["metadata"]["name"] == expected else None
+    role, revision, group, pod = found
+    return GroupKey(role, revision, group), pod
 
 
 def _templates(children: Mapping[tuple[str, str], Body]) -> dict[tuple[str, str], RoleTemplate]:
@@ -147,8 +144,7 @@ def _templates(children: Mapping[tuple[str, str], Body]) -> dict[tuple[str, str]
     for (kind, _), body in children.items():
         if kind != "ControllerRevision":
             continue
-        labels = _labels(body)
-        place = (labels.get(names.LABEL_ROLE, ""), labels.get(names.LABEL_REVISION, ""))
+        place = names.place_of_revision(body["metadata"]["name"])
         try:
             templates[place] = RoleTemplate.model_validate(body.get("data"), extra="ignore")
         except ValidationError:

@@ -80,10 +80,10 @@ def scaler_status(deployment: str, role: str, observed: Observed) -> ScalerStatu
 def stale_scaler_statuses(observed: Observed) -> list[tuple[Mapping[str, Any], dict[str, Any]]]:
     """Scalers whose status is not what it should be, each with that."""
     stale = []
-    for (kind, _), body in sorted(observed.children.items()):
+    for (kind, name), body in sorted(observed.children.items()):
         if kind == names.SCALER_KIND and body["metadata"].get("deletionTimestamp") is None:
-            labels = body["metadata"]["labels"]
-            status = scaler_status(labels[names.LABEL_DEPLOYMENT], labels.get(names.LABEL_ROLE, ""), observed)
+            deployment = body["metadata"]["labels"][names.LABEL_DEPLOYMENT]
+            status = scaler_status(deployment, names.role_of_scaler(name), observed)
             wanted = status.model_dump(by_alias=True)
             if body.get("status") != wanted:
                 stale.append((body, wanted))

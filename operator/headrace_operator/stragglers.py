@@ -30,7 +30,7 @@ def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Body]
         if body["kind"] == "Pod"
         and "deletionTimestamp" in body["metadata"]
         and is_of_name(deployment, body)
-        and not (controller_uid(body) == uid and place_of(deployment, body))
+        and not (controller_uid(body) == uid and place_of(body))
     ]
 
 

@@ -8,8 +8,10 @@ import pytest
 from tests.operator.worlds import UID, FakeCluster, pod_status, stored
 
 from headrace_operator import names
+from headrace_operator.api_status import Status
 from headrace_operator.status import topology
 
+EXTERNAL = {"spec.scaling": {"mode": "External"}}
 DEP2 = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
 
 
@@ -51,6 +53,39 @@ def test_a_relabelled_pod_gets_its_label_back_and_nothing_else_is_written_to_it(
     assert set(application.body) == {"apiVersion", "kind", "metadata"}
     assert cluster.pods()[name]["metadata"]["labels"]["team"] == "x"
     assert cluster.pods()[name]["spec"]["containers"][0]["image"] == "mirror/engine:1"
+
+
+@pytest.mark.parametrize("is_rolling_out", [False, True])
+@pytest.mark.parametrize(
+    "parts", [{"labels"}, {"annotations"}, {"labels", "annotations"}], ids=["labels", "annotations", "both"]
+)
+def test_stripped_of_all_that_was_written_beside_their_specs_objects_get_it_back_and_no_pod_is_made(
+    parts: set[str], is_rolling_out: bool
+) -> None:
+    """As by tools that replace metadata as a whole, and the status with it."""
+    marked = {"labels": {"team": "x"}, "annotations": {"note": "y"}}
+    wanted = stored({**DEP2, **EXTERNAL, "spec.roles.1.replicas": 2, "spec.roles.1.template": marked})
+    cluster = FakeCluster()
+    cluster.settle(wanted)
+    if is_rolling_out:
+        wanted = stored({**DEP2, **EXTERNAL, "spec.roles.1.replicas": 2}, generation=2)
+        cluster.run(wanted)  # an old group of each role goes
+        cluster.run(wanted)  # and new ones are made
+    before = copy.deepcopy(cluster.objects)
+    cluster.status = Status()
+    for body in cluster.objects.values():
+        found_by = {names.LABEL_DEPLOYMENT: body["metadata"]["labels"][names.LABEL_DEPLOYMENT]}
+        body["metadata"] |= {"labels": found_by} if "labels" in parts else {}
+        body["metadata"] |= {"annotations": {}} if "annotations" in parts else {}
+    for _ in range(3):
+        decision = cluster.run(wanted)
+        assert (decision.delete_pods, decision.delete_children) == ((), ())
+        assert not [a for a in decision.apply if a.is_new]
+    stamp = {names.ANNOTATION_APPLIED: None}  # of pods it is not given back: it tells of what they were made from
+    for key, body in cluster.objects.items():
+        assert body["metadata"]["labels"] == before[key]["metadata"]["labels"]
+        now, was = (each["metadata"].get("annotations", {}) for each in (body, before[key]))
+        assert {**now, **stamp} == {**was, **stamp}
 
 
 def test_kept_pods_are_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -50,6 +51,27 @@ def test_no_deployment_is_named_like_another_ones_service(parts: list[str]) -> N
 
 def test_the_leader_is_pod_zero_under_the_service_of_its_revision() -> None:
     assert names.leader_host("demo", "decode", "abc", 3) == "demo-decode-abc-3-0.demo-decode-abc"
+
+
+@pytest.mark.parametrize("deployment", ["demo", "chat-decode", "a-prefill-0123abcd-1-2", LONGEST])
+@pytest.mark.parametrize("role", names.ROLES)
+def test_names_tell_what_they_were_made_of(deployment: str, role: str) -> None:
+    assert names.place_of_pod(names.pod_name(deployment, role, REVISION, 12, 999)) == (role, REVISION, 12, 999)
+    assert names.place_of_revision(names.revision_name(deployment, role, REVISION)) == (role, REVISION)
+    assert names.role_of_scaler(names.scaler_name(deployment, role)) == role
+
+
+def test_other_names_tell_nothing() -> None:
+    for name in (
+        "demo",
+        "demo-router-5d4f-x",
+        "demo-decode-0123abcd-1",
+        "decode-0123abcd-1-0",
+        "demo-encode-0123abcd-0-0",
+    ):
+        assert names.place_of_pod(name) is None
+    assert names.place_of_revision("demo-decode") == ("", "")
+    assert names.role_of_scaler("demo") == ""
 
 
 def test_label_values_are_valid() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.operator.worlds import UID, FakeCluster, pod_status, ready_status, stored
 
 from headrace_operator import names
-from headrace_operator.groups import GroupKey, Pod
+from headrace_operator.groups import Pod
 from headrace_operator.observe import ParsedPods, observe
 from headrace_operator.pod_facts import pod_trouble
 from headrace_operator.store import slim
@@ -38,13 +38,22 @@ def test_only_the_owner_uid_makes_a_child() -> None:
     assert observed.strangers == set(cluster.objects)
 
 
-def test_a_pod_whose_labels_do_not_fit_its_name_is_misnamed() -> None:
+@pytest.mark.parametrize("labels", [{}, {names.LABEL_GROUP: "7"}], ids=["none", "those of another group"])
+def test_a_pod_is_where_its_name_says_whatever_its_labels_do(labels: dict[str, str]) -> None:
     cluster = settled()
-    pod = next(iter(cluster.pods().values()))
-    pod["metadata"]["labels"][names.LABEL_GROUP] = "7"
-    observed = observe("demo", UID, cluster.objects.values())
-    assert [p.name for p in observed.misnamed] == [pod["metadata"]["name"]]
-    assert GroupKey("prefill", pod["metadata"]["labels"][names.LABEL_REVISION], 7) not in observed.groups
+    before = observe("demo", UID, cluster.objects.values())
+    for pod in cluster.pods().values():
+        pod["metadata"]["labels"] = dict(labels)
+    after = observe("demo", UID, cluster.objects.values())
+    assert (after.groups, after.misnamed) == (before.groups, ())
+
+
+def test_a_pod_that_someone_made_as_ours_is_told_apart() -> None:
+    cluster = settled()
+    stray = copy.deepcopy(next(iter(cluster.pods().values())))
+    stray["metadata"] |= {"name": "debug", "uid": "of-a-stray"}
+    observed = observe("demo", UID, [*cluster.objects.values(), stray])
+    assert [pod.uid for pod in observed.misnamed] == ["of-a-stray"]
 
 
 def test_an_engine_that_ended_is_noticed_though_a_sidecar_keeps_its_pod_running() -> None:

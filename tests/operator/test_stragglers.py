@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.operator.worlds import UID, FakeCluster, ready_status, stored
 
-from headrace_operator import names
 from headrace_operator.groups import OVERDUE_SECONDS
 from headrace_operator.plans import Deletion
 from headrace_operator.render.nodes import leaving_after
@@ -34,7 +33,7 @@ def pod(deletion: str | None = DELETED) -> dict[str, Any]:
 
 def misnamed() -> dict[str, Any]:
     body = pod()
-    body["metadata"]["labels"][names.LABEL_GROUP] = "7"
+    body["metadata"]["name"] = "debug"
     return body
 
 
@@ -59,7 +58,7 @@ def orphan() -> dict[str, Any]:
         "its deployment goes or is gone",
         "a successor has its name",
         "one that runs is garbage collection's",
-        "one whose labels do not fit its name",
+        "one that someone made in its name",
         "nobody's is left to whoever orphaned it",
     ],
 )
