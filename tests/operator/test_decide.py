@@ -39,6 +39,7 @@ def test_a_deleted_child_is_made_again_and_an_edited_one_repaired() -> None:
     assert [(a.body["kind"], a.is_new) for a in decision.apply] == [("Service", True), ("Deployment", False)]
     assert set(cluster.objects) == set(whole)
     assert cluster.objects["Deployment", "demo-router"]["spec"]["replicas"] == 1
+    assert [note.message for note in decision.repairs] == ["Deployment demo-router is brought back to what is wanted"]
 
 
 def test_a_relabelled_pod_gets_its_label_back_and_nothing_else_is_written_to_it() -> None:

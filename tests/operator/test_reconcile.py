@@ -302,6 +302,7 @@ async def test_a_fight_over_a_child_is_given_up_for_a_while() -> None:
         server.world.objects["Deployment", "demo-router"]["spec"]["replicas"] = 9
         waits.append(await subject.reconcile(KEY))
     assert server.calls.count("apply Deployment") == MAX_REPAIRS
+    assert server.calls.count("event ChildApplied") == 1
     assert waits[-1] == WINDOW_SECONDS
 
 

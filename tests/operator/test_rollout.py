@@ -26,6 +26,7 @@ from headrace_operator.groups import GroupState, Pod, Rebuild, Strategy, Trouble
 from headrace_operator.names import (
     REASON_NO_CAPACITY,
     REASON_PAUSED,
+    REASON_SCHEDULING_GATED,
     REASON_SHRINKING_FIRST,
     REASON_UNSCHEDULABLE,
 )
@@ -242,12 +243,14 @@ def test_a_full_cluster_takes_one_group_out_where_one_may_be_unavailable() -> No
     assert (deleted(plan), plan.blocked[0].reason) == ([("uid-1", None)], REASON_NO_CAPACITY)
 
 
-UNSCHEDULABLE = pod(7, phase="Pending", ready=False, trouble=Trouble(REASON_UNSCHEDULABLE, "no node"))
-
-
-@pytest.mark.parametrize("is_made", [False, True], ids=["refused", "made and not scheduled"])
-def test_a_full_cluster_is_waited_for_unless_it_is_to_be_recreated(is_made: bool) -> None:
-    groups = {("old", 0): (RUNNING,), **({("new", 0): (UNSCHEDULABLE,)} if is_made else {})}
+@pytest.mark.parametrize(
+    "reason",
+    [None, REASON_UNSCHEDULABLE, REASON_SCHEDULING_GATED],
+    ids=["refused", "made and not scheduled", "made and held by a queue whose quota is used up"],
+)
+def test_a_full_cluster_is_waited_for_unless_it_is_to_be_recreated(reason: str | None) -> None:
+    made = pod(7, phase="Pending", ready=False, trouble=Trouble(reason, "no node")) if reason else None
+    groups = {("old", 0): (RUNNING,), **({("new", 0): (made,)} if made else {})}
     waiting = plan_deployment([state(groups)], SURGE, NOW, lambda key: "no room")["decode"]
     assert waiting.is_idle
     assert "set whenFull: Recreate" in waiting.blocked[-1].message
@@ -323,3 +326,22 @@ def test_while_a_slot_holds_two_groups_that_no_surge_allows_another_role_does_no
     )
     assert created(plans["decode"]) == []
     assert [trouble.reason for trouble in plans["decode"].blocked] == [REASON_SHRINKING_FIRST]
+
+
+ONE_OLD = {("old", 0): (pod(9),)}
+
+
+def test_no_role_surges_while_another_shrinks() -> None:
+    surplus = state({("new", i): (pod(i),) for i in range(3)}, role="prefill", replicas=1, gpus=4)
+    alone = replace(surplus, groups={key("new", 0, "prefill"): (pod(0),)})
+    for prefill, made in ((surplus, []), (alone, [("new", 0, (0,))])):
+        plans = plan_deployment([prefill, state(ONE_OLD, gpus=4)], SURGE, NOW)
+        assert created(plans["decode"]) == made
+
+
+def test_no_role_surges_while_another_waits_to_make_a_group_again() -> None:
+    """The room that it has left is owed to it."""
+    failed = {("new", 0): Rebuild(3, NOW, "")}
+    waiting = state({}, role="prefill", rebuilds=failed, gpus=4)
+    plans = plan_deployment([waiting, state(ONE_OLD, gpus=4)], SURGE, NOW)
+    assert created(plans["decode"]) == []

@@ -86,6 +86,24 @@ def test_old_groups_do_not_make_a_new_revision_ready() -> None:
     assert cluster.status.observed_generation == 2
 
 
+def test_a_new_group_that_has_not_been_ready_for_long_enough_does_not_make_it_ready() -> None:
+    """Old and new are both ready then, and nothing is wrong with either."""
+    cluster = settled()
+    surge = {"maxSurge": 1, "maxUnavailable": 0, "minReadySeconds": 30}
+    changed = stored({**DEP2, "spec.engine": {"maxSequences": 8}, "spec.rolloutStrategy": surge}, generation=2)
+    cluster.run(changed, now=10.0)  # makes the new groups
+    cluster.make_all_ready()
+    for pod in cluster.pods().values():
+        (ready,) = [c for c in pod["status"]["conditions"] if c["type"] == "Ready"]
+        ready["lastTransitionTime"] = "1970-01-01T00:00:10Z"
+    cluster.run(changed, now=20.0)
+    ready = condition(cluster, names.READY)
+    assert (ready.status, ready.reason) == ("False", names.REASON_ROLLING_OUT)
+    assert [role.updated_groups for role in cluster.status.roles] == [0, 0]
+    cluster.settle(changed, now=50.0)
+    assert condition(cluster, names.READY).status == "True"
+
+
 def test_a_router_that_is_about_to_change_is_not_ready() -> None:
     """A watcher of generation 2 must not see Ready from counts of the router of generation 1."""
     cluster = settled()
