@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import Sequence
 
 import kopf
 from aiohttp import web
@@ -16,13 +15,14 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterError, Refused, connect
+from headrace_operator.cluster import CHILD_KINDS, Cluster, connect
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
 from headrace_operator.following import Following
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
+from headrace_operator.preconditions import wait_until_usable
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
 from headrace_operator.signal_board import SignalBoard
@@ -32,7 +32,6 @@ from headrace_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 NUM_WORKERS = 8
-_CRD_POLL_SECONDS = 2.0
 
 
 async def serve(args: argparse.Namespace) -> None:
@@ -49,7 +48,7 @@ async def serve(args: argparse.Namespace) -> None:
         health = Health(resync, lease)
         probes = await _serve_probes(args.metrics_port, health)
         try:
-            if not await _wait_for_crds(cluster, args.namespaces, stop):
+            if not await wait_until_usable(cluster, args.namespaces, stop):
                 return
             if lease and not await lease.acquire(stop):
                 return
@@ -111,33 +110,6 @@ async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:
     for task in done:
         if not task.cancelled() and (error := task.exception()):
             raise error
-
-
-async def _wait_for_crds(cluster: Cluster, namespaces: Sequence[str] | None, stop: asyncio.Event) -> bool:
-    """Wait until the API server answers and knows our resources; False if told to stop first."""
-    told = ""
-    while not stop.is_set():
-        try:
-            missing = [
-                f"{RESOURCES[kind][2]}.{names.GROUP}"
-                for kind in (names.KIND, names.SCALER_KIND)
-                if not await cluster.is_served(kind, namespaces[0] if namespaces else None)
-            ]
-            reason = f"these CustomResourceDefinitions to be installed (folder crds): {', '.join(missing)}"
-            if not missing:
-                return True
-        except Refused:
-            raise
-        except ClusterError as error:
-            reason = f"the API server: {error}"
-        if reason != told:
-            logger.warning("waiting for %s", reason)
-            told = reason
-        try:
-            await asyncio.wait_for(stop.wait(), _CRD_POLL_SECONDS)
-        except TimeoutError:
-            continue
-    return False
 
 
 class Health:
