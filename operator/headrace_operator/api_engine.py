@@ -162,8 +162,8 @@ class Engine(RuledModel):
     extra_args: list[Argument] = Field(
         default_factory=list,
         max_length=64,
-        description="More arguments of the engine's command line, one item each, after the operator's own. "
-        "Default: none.",
+        description="More arguments of the engine's command line, one item each, after the operator's own. As in any "
+        "container $(NAME) is a variable of its environment, and $$ is one $. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -112,9 +112,10 @@ def test_drain_time_reaches_the_engine_and_leaves_room_to_exit() -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] == 45 + EXIT_SECONDS
 
 
-def test_extra_arguments_come_last() -> None:
-    pod = decode_pod({"spec.engine": {"extraArgs": ["--x", 'a "b" $c']}})
-    assert container(pod)["args"][-2:] == ["--x", 'a "b" $c']
+def test_extra_arguments_come_last_and_as_they_were_written() -> None:
+    given = ["--x", '{"a": "it\'s", "b": "$c $(D) $$"}', "back\\slash\nline", " ", "ü"]
+    pod = decode_pod({"spec.engine": {"extraArgs": given}})
+    assert container(pod)["args"][-5:] == given
 
 
 def test_the_overlay_adds_and_the_operator_keeps_what_pods_need() -> None:
