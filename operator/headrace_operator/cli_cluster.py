@@ -19,8 +19,14 @@ Work = Callable[[argparse.Namespace, "Cluster", dict[str, Any]], Awaitable[int]]
 
 def add_deployment(parser: argparse.ArgumentParser) -> None:
     """The flags that name the deployment."""
-    parser.add_argument("name")
-    parser.add_argument("-n", "--namespace", default="default", help="default: %(default)s")
+    parser.add_argument("name", help=f"name of the {names.KIND}")
+    parser.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context, or default")
+    add_context(parser)
+
+
+def add_context(parser: argparse.ArgumentParser) -> None:
+    """The flag that names the cluster."""
+    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
 
 
 def with_deployment(args: argparse.Namespace, work: Work) -> int:
@@ -35,9 +41,10 @@ def with_deployment(args: argparse.Namespace, work: Work) -> int:
 
 
 async def _run(args: argparse.Namespace, work: Work) -> int:
-    from headrace_operator.cluster import connect
+    from headrace_operator.connection import connect
 
-    async with connect() as cluster:
+    async with connect(args.context) as cluster:
+        args.namespace = args.namespace or cluster.namespace
         body = await cluster.get(names.KIND, args.namespace, args.name)
         if body is None:
             print(f"headrace: there is no {names.KIND} {args.name} in namespace {args.namespace}", file=sys.stderr)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from headrace_operator import names
+from headrace_operator.cli_cluster import add_context
 from headrace_operator.manifests import ManifestError, load
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     plan.add_argument("file", help="YAML or JSON file with one DisaggDeployment; - reads standard input")
-    plan.add_argument("-n", "--namespace", help="namespace of the deployment (default: that of the file, or default)")
+    plan.add_argument("-n", "--namespace", help="default: that of the file, or of the kubeconfig's context, or default")
+    add_context(plan)
     plan.add_argument("--state", metavar="FILE", help="the objects that exist, instead of asking the cluster")
     plan.add_argument(
         "--free",
@@ -54,9 +56,10 @@ def _run(args: argparse.Namespace) -> int:
     from headrace_operator.cluster import ClusterError
 
     deployment = load(args.file)
-    name, namespace = deployment.metadata.name, args.namespace or deployment.metadata.namespace
+    name, metadata = deployment.metadata.name, deployment.metadata
+    namespace = args.namespace or (metadata.namespace if "namespace" in metadata.model_fields_set else None)
     try:
-        objects = _read(args.state) if args.state else asyncio.run(_fetch(name, namespace))
+        objects = _read(args.state) if args.state else asyncio.run(_fetch(name, namespace, args.context))
     except (ClusterError, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
@@ -82,10 +85,11 @@ def _read(path: str) -> list[dict[str, Any]]:
     return objects
 
 
-async def _fetch(name: str, namespace: str) -> list[dict[str, Any]]:
-    from headrace_operator.cluster import connect
+async def _fetch(name: str, namespace: str | None, context: str | None) -> list[dict[str, Any]]:
+    from headrace_operator.connection import connect
 
-    async with connect() as cluster:
+    async with connect(context) as cluster:
+        namespace = namespace or cluster.namespace
         resource = await cluster.get(names.KIND, namespace, name)
         objects = [{"kind": names.KIND, **resource}] if resource else []
         for kind in _KINDS:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from kubernetes.aio import client, config
+from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic.client import DynamicClient
 from kubernetes.aio.dynamic.resource import Resource
@@ -22,7 +20,7 @@ from kubernetes.aio.dynamic.resource import Resource
 from headrace_operator import metrics, names
 from headrace_operator.cluster_errors import ClusterError, Exists, Gone, NameTaken, Refused, WatchExpired, error_of
 
-__all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "Refused", "WatchExpired", "connect"]
+__all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "Refused", "WatchExpired"]
 
 Body = dict[str, Any]
 
@@ -57,7 +55,7 @@ _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
 
-class _PlainClient(client.ApiClient):
+class PlainClient(client.ApiClient):
     """Bodies are plain data already: converting them first, which the generated client does with its models, would
     cost as much as the request."""
 
@@ -66,10 +64,11 @@ class _PlainClient(client.ApiClient):
 
 
 class Cluster:
-    """Reads and writes of the API server. Make one with `connect()`."""
+    """Reads and writes of the API server. Made by `connection.py`. `namespace`: where people look who name none."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(self, api: client.ApiClient, namespace: str = "default") -> None:
         self._api = api
+        self.namespace = namespace
         self._dynamic = DynamicClient(api)  # type: ignore[no-untyped-call]
         self._slots = asyncio.Semaphore(MAX_PARALLEL_REQUESTS)
         # Asked before each write: for how many seconds this process may still write; 0: not now (see election.py).
@@ -271,20 +270,3 @@ class Cluster:
 def _translated(error: ApiException, verb: str, kind: str, arguments: Body) -> ClusterError:
     name = arguments.get("name") or (arguments.get("body") or {}).get("metadata", {}).get("name", "")
     return error_of(error.status, error.body, error.reason, verb, f"{kind} {name}")
-
-
-@asynccontextmanager
-async def connect() -> AsyncIterator[Cluster]:
-    """A client with the pod's service account, or else with KUBECONFIG. Closed at the end. Raises ClusterError."""
-    configuration = client.Configuration()
-    try:
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            file = os.environ.get("KUBECONFIG")  # read now: the client would take what it was when it was imported
-            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        raise ClusterError(f"no cluster: {error}; set KUBECONFIG to a kubeconfig file") from error
-    configuration.connection_pool_maxsize = 0  # no bound: requests have one already, and there are few watches
-    async with _PlainClient(configuration) as api:
-        yield Cluster(api)

@@ -15,7 +15,8 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster import CHILD_KINDS, Cluster, connect
+from headrace_operator.cluster import CHILD_KINDS, Cluster
+from headrace_operator.connection import connect
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
 from headrace_operator.following import Following

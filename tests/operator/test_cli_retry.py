@@ -24,6 +24,7 @@ class Server:
         ]
         self.body = {**resource(), "status": {"rebuilds": rebuilds}}
         self.body["metadata"] |= {"namespace": "default", "uid": "u1"}
+        self.namespace = "default"
         self.applied: list[tuple[dict[str, Any], str]] = []
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
@@ -39,10 +40,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     server = Server()
 
     @asynccontextmanager
-    async def connect() -> AsyncIterator[Server]:
+    async def connect(context: str | None) -> AsyncIterator[Server]:
         yield server
 
-    monkeypatch.setattr("headrace_operator.cluster.connect", connect)
+    monkeypatch.setattr("headrace_operator.connection.connect", connect)
     return server
 
 

@@ -104,7 +104,7 @@ def importers(package: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "files"),
     [
-        ("kubernetes", {"cluster.py"}),
+        ("kubernetes", {"cluster.py", "connection.py"}),
         ("kopf", {"handlers.py", "store.py", "serve.py"}),
         ("prometheus_client", {"metrics.py", "serve.py"}),
         ("aiohttp", {"cluster.py", "engines.py", "serve.py", "local/up.py"}),
