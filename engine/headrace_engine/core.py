@@ -25,7 +25,8 @@ class Role(enum.StrEnum):
 class Leg(enum.StrEnum):
     """What one engine is asked to do for a request.
 
-    WHOLE: prompt and generation on this engine. DECODE: reserve, hand out a ticket, wait for the KV, generate.
+    WHOLE: prompt and generation on this engine. DECODE: reserve, hand out a ticket, wait for the KV, generate;
+    compute the prompt without a ticket if its tokens are to be scored.
     PREFILL: compute the prompt and push its KV to where the ticket says; generate nothing.
     """
 

@@ -153,10 +153,12 @@ class Scheduler:
             self._refuse(request.request_id, error)
             return
         sequence = Sequence.of(request, now, guide)
+        # Scores of a prompt come from computing it, and do not travel: without a ticket, as if it were preempted.
+        sequence.was_admitted = request.leg is Leg.DECODE and sequence.sampling.num_prompt_logprobs is not None
         if self._has_snapshots and request.leg is not Leg.DECODE:
             sequence.num_expected_cached = self.pool.count_prefix(sequence.token_ids, sequence.num_prompt_tokens - 1)
         self._sequences[sequence.request_id] = sequence
-        if request.shares_kv_of is None:
+        if request.shares_kv_of is None or sequence.was_admitted:
             self._waiting.append(sequence)
         else:
             self._follow(sequence, self._sequences.get(request.shares_kv_of))

@@ -78,6 +78,21 @@ async def test_a_chat_with_structured_output_and_scores(openai_client: AsyncOpen
     assert len(choice.logprobs.content or []) == answer.usage.completion_tokens
 
 
+async def test_several_answers_streamed_and_a_prompt_with_scores(openai_client: AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "seed": 5, "temperature": 1.0}
+    whole = await openai_client.chat.completions.create(**fields, messages=HELLO, n=3)
+    texts = ["", "", ""]
+    async for chunk in await openai_client.chat.completions.create(**fields, messages=HELLO, n=3, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) > 1
+    scored = await openai_client.completions.create(**fields, prompt="Hello", echo=True, logprobs=1)
+    (choice,) = scored.choices
+    assert choice.text.startswith("Hello")
+    assert choice.logprobs is not None
+    assert [value is None for value in choice.logprobs.token_logprobs or []] == [True] + [False] * (4 + 6)
+
+
 async def test_responses_whole_and_streamed(openai_client: AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
     whole = await openai_client.responses.create(**fields)

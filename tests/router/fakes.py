@@ -64,6 +64,7 @@ class FakeEngine:
         self.always: str | None = None  # a fault of every leg
         self.fingerprint = "F1"
         self.tells_fingerprint = False  # in /state
+        self.wants_kv = True
         self.tokens = ["a", "b", "c"]
         self.events: list[bytes] = []  # a stream's, instead of tokens and [DONE]
         self.token_seconds = 0.0
@@ -173,7 +174,9 @@ class FakeEngine:
         agent = base64.b64encode(b"\x00agent\xff").decode()
         ticket = {"incarnation": key, "fingerprint": self.fingerprint, "peer": {"agent_metadata": agent}}
         name = "token" if fault == "no_ticket" else "ticket"
-        await stream.write(f"event: {name}\ndata: {json.dumps(ticket)}\n\n".encode())
+        if not self.wants_kv:
+            self.wire.pushed[key].set()
+        await stream.write(f"event: {name}\ndata: {json.dumps(ticket if self.wants_kv else None)}\n\n".encode())
         if fault == "die_after_ticket":
             await self._die(request)
         if fault == "hang_after_ticket":

@@ -50,6 +50,30 @@ async def test_streams_of_named_events_pass_and_end_with_their_own_last_event(pa
         assert r.outcomes() == {"ok": 1, "broken": 1}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_group_that_wants_no_kv_answers_alone(stream):
+    async with rig() as r:
+        r.decode[0].wants_kv = False
+        async with r.post({"prompt": "x", "prompt_logprobs": 1, "stream": stream}) as response:
+            body = await response.read()
+        assert response.status == 200
+        assert (b"[DONE]" in body) is stream
+        assert [engine.num_legs for engine in r.prefill] == [0] * len(r.prefill)
+        assert await r.settled()
+        assert r.outcomes() == {"ok": 1}
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("report_final", "refused"), ("die_after_ticket", "failed")])
+async def test_what_ends_it_before_its_answer_is_told_as_ever(fault, outcome):
+    async with rig(limits=Limits(max_attempts=1)) as r:
+        r.decode[0].wants_kv = False
+        r.decode[0].faults.append(fault)
+        async with r.post({"prompt": "x"}) as response:
+            assert response.status == {"refused": 400, "failed": 503}[outcome]
+        assert await r.settled()
+        assert r.outcomes() == {outcome: 1}
+
+
 async def test_a_whole_answer_has_its_real_status_and_json_body():
     async with rig() as r:
         async with r.post({"prompt": "x"}) as response:

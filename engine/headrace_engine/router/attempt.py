@@ -53,7 +53,9 @@ class Attempt:
             self.used.add(charge.group.url)
             leg = await self._open_decode_leg(charge)
             try:
-                return await self._join(leg, charge, tried, avoid)
+                if leg.ticket:
+                    return await self._join(leg, charge, tried, avoid)
+                return await self._answer(await leg.first(), leg, charge)
             finally:
                 leg.close()
 
@@ -72,14 +74,17 @@ class Attempt:
         prefill = asyncio.create_task(self._prefill(leg, decode, tried, avoid))
         first = asyncio.create_task(leg.first())
         try:
-            answer = await self._first_answer(prefill, first, decode)
-            if isinstance(answer, Reply):
-                response = await self._exchange.reply(answer)
-                await leg.finish()
-                return response
-            return await self._stream(answer, leg.reader, decode)
+            return await self._answer(await self._first_answer(prefill, first, decode), leg, decode)
         finally:
             await _cancel(prefill, first)
+
+    async def _answer(self, first: Reply | bytes, leg: DecodeLeg, decode: Charge) -> web.StreamResponse:
+        """first: what decode said first after the ticket."""
+        if isinstance(first, bytes):
+            return await self._stream(first, leg.reader, decode)
+        response = await self._exchange.reply(first)
+        await leg.finish()
+        return response
 
     async def _first_answer(
         self, prefill: asyncio.Task[None], first: asyncio.Task[Reply | bytes], decode: Charge

@@ -19,6 +19,7 @@ FINGERPRINT_MISMATCH = "fingerprint_mismatch"
 # tokenizers stay different, a stale ticket is over with the next one.
 _PAIRING_FAULTS = {"prompt_mismatch": 500, "stale_ticket": 503}
 FINISH_SECONDS = 1.0
+NO_TICKET = b"null"
 
 
 class FingerprintRefused(Exception):
@@ -46,7 +47,7 @@ class DecodeLeg:
         self._response = response
         self._url = charge.group.url
         self.reader = EventReader(response.content, engines.limits.max_reply_bytes)
-        self.ticket = b""  # JSON, as decode wrote it
+        self.ticket = b""  # JSON, as decode wrote it; empty: it wants no KV
         self.fingerprint = ""
 
     @classmethod
@@ -75,6 +76,8 @@ class DecodeLeg:
             raise self._reported(event)
         if event is None or event.name != "ticket":
             raise protocol_failure(Role.DECODE, self._url, "the stream does not begin with a ticket")
+        if event.data == NO_TICKET:
+            return
         try:
             self.fingerprint = msgspec.json.decode(event.data, type=_TicketHead).fingerprint
         except msgspec.MsgspecError as error:

@@ -19,7 +19,6 @@ from headrace_engine.server.prompts import PromptEncoder
 from headrace_engine.server.sampling import (
     choice_of,
     num_choices_of,
-    num_prompt_logprobs_of,
     sampling_of,
     stops_of,
     too_long,
@@ -77,6 +76,11 @@ class Job:
     ticket: Ticket | None
     arrived_at: float  # on time.perf_counter's clock
     chat: ChatPlan | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Then the engine that answers computes the prompt itself, whatever its role."""
+        return self.samplings[0].num_prompt_logprobs is not None
 
 
 async def read_job(
@@ -136,17 +140,11 @@ async def read_job(
 
 
 def _check_choices(body: ChatBody | CompletionBody, leg: Leg, num_prompts: int, num_choices: int) -> None:
-    """A ticket is for one prompt, and the scores of a prompt do not travel with its KV. Raises ApiError (400)."""
+    """Raises ApiError (400)."""
     if num_prompts * num_choices > MAX_PROMPTS:
         raise bad_request(f"at most {MAX_PROMPTS} choices in one request, for all prompts together", "n")
-    if leg is Leg.WHOLE:
-        return
-    apart = "not supported with prefill and decode apart"
-    if num_prompts > 1:
-        raise bad_request(f"several prompts in one request are {apart}", "prompt")
-    if num_prompt_logprobs_of(body) is not None:
-        name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
-        raise bad_request(f"log-probabilities of the prompt ({name}) are {apart}", name, "unsupported_value")
+    if leg is not Leg.WHOLE and num_prompts > 1:  # a ticket is for one prompt
+        raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
 
 
 async def _grammar(

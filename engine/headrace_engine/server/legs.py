@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from aiohttp import web
 
-from headrace_engine.core import Leg
+from headrace_engine.core import Leg, Ticket
 from headrace_engine.kv.ticket import ticket_to_json
 from headrace_engine.messages import Failed, Pushed, TicketReady
 from headrace_engine.server.answers import Choice, ChoiceBuilder, event
@@ -76,16 +76,16 @@ class Legs:
     async def decode(self, request: web.Request, job: Job) -> web.StreamResponse:
         """Reserve, hand out the ticket, wait for the KV, generate."""
         async with self._answers(job, Leg.DECODE) as answers:
-            first, *rest = await answers[0].handle.next()
-            if isinstance(first, Failed):
-                answers[0].take([first])  # raises its error
-            assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
-            ticket_at = self._metrics.ticket(job.arrived_at)
-            for answer in answers:
-                answer.ticket_at = ticket_at
-            begun = [rest, *([] for _ in answers[1:])]
             stream = EventStream(request)
-            await stream.write(event("ticket", ticket_to_json(first.ticket)))
+            begun: list[Sequence[Item]] = [[]] * len(answers)
+            if job.scores_prompt:
+                await stream.write(event("ticket", b"null"))  # no KV is wanted
+            else:
+                ticket, begun[0] = await self._ticket(answers)
+                await stream.write(event("ticket", ticket_to_json(ticket)))
+                ticket_at = self._metrics.ticket(job.arrived_at)
+                for answer in answers:
+                    answer.ticket_at = ticket_at
             try:
                 if job.is_stream:
                     await self._stream(job, answers, stream, begun)
@@ -96,6 +96,15 @@ class Legs:
                 self._metrics.failed(error.error.status)
                 await stream.write(_failure(error, stream.has_answer, job.format))
             return await stream.finish()
+
+    @staticmethod
+    async def _ticket(answers: list[Answer]) -> tuple[Ticket, list[Item]]:
+        """The one for all answers, and what came with it. Raises ApiError."""
+        first, *rest = await answers[0].handle.next()
+        if isinstance(first, Failed):
+            answers[0].take([first])  # raises its error
+        assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
+        return first.ticket, rest
 
     async def prefill(self, job: Job) -> web.StreamResponse:
         """Compute the prompt and push its KV to where the ticket says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.engine.serving.test_scheduler import issue, make, request, shape
 
-from headrace_engine.core import EngineRequest, Leg
+from headrace_engine.core import EngineRequest, Leg, SamplingParams
 from headrace_engine.scheduler import Scheduler
 from headrace_engine.sequence import Refused
 
@@ -109,6 +109,17 @@ def test_one_that_comes_when_the_leader_runs_computes_the_prompt_here() -> None:
     scheduler.kv_arrived(1, 0)
     scheduler.add(answer("d", 10, "a"), 0)
     assert shape(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 1, True), ("d", 10, True)]
+
+
+def test_prompts_that_are_to_be_scored_are_computed_here_by_each_answer() -> None:
+    scheduler = decode()
+    for name in "ab":
+        asked = answer(name, 10, None if name == "a" else "a")
+        asked.sampling = SamplingParams(4, num_prompt_logprobs=0)
+        scheduler.add(asked, 0)
+    assert scheduler.num_queued_tokens == 20
+    assert shape(scheduler) == [("a", 10, True), ("b", 10, True)]
+    assert scheduler.num_waiting_for_kv == 0
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])
