@@ -1,4 +1,4 @@
-"""Grammars of calls: for requests that want one whatever the model thinks of it, and for functions that are `strict`.
+"""Grammars of calls: those that a request insists on, those of functions that are `strict`, those beside a form.
 
 Lark's notation as llguidance reads it. Parameters come in the schema's order, optional ones may be left out; a text
 is raw, everything else is JSON that keeps to its part of the schema.
@@ -17,6 +17,7 @@ from headrace_engine.chat.prompt import DSML, END_THINK, THINK
 _LINE, _MARK = "\n", '"'
 _TEXT, _JSON = ' string="true">', ' string="false">'
 _DEFINITIONS = ("$defs", "definitions")
+FORM = "form"  # the name of a grammar that another one refers to
 _SAYS = {"title", "description", "$schema", *_DEFINITIONS}  # keywords that hold nobody to anything
 _OF_STRICT = {"type", "properties", "required", "additionalProperties", *_SAYS}
 
@@ -27,21 +28,28 @@ def calls_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_
     return "\n".join([opening, *_block(dialect, functions, max_calls)]) + "\n"
 
 
-def strict_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> str:
-    """Grammar of a whole answer, thought included: any text, behind which there may be calls of these functions.
+def calls_or_form_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> str:
+    """Grammar of an answer behind the thought: what the grammar `form` says, or calls of these functions."""
+    opening = f"start: @{FORM} | {_quote(GAP + '<' + DSML)} block"
+    return "\n".join([opening, *_block(dialect, _held(functions), max_calls)]) + "\n"
 
-    Those of functions that are `strict` keep to their schemas, others may have whatever parameters.
-    """
-    held = [function if function.get("strict") else {"name": function["name"]} for function in functions]
+
+def strict_grammar(dialect: Dialect, functions: Sequence[Mapping[str, Any]], max_calls: int | None) -> str:
+    """Grammar of a whole answer, thought included: any text, behind which there may be calls of these functions."""
     rules = [
         # A block may open within the thought. Think markers are no characters to a grammar but tokens of their own.
         "start: (anything marker)* (anything | opening block)",
         f"marker: {THINK} | {END_THINK}",
         "anything: /(?s:.*)/",
         f"opening[suffix={_quote('<' + DSML)}]: /(?s:.*)/",
-        *_block(dialect, held, max_calls),
+        *_block(dialect, _held(functions), max_calls),
     ]
     return "\n".join(rules) + "\n"
+
+
+def _held(functions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Functions that are `strict` keep to their schemas, others may get whatever parameters."""
+    return [function if function.get("strict") else {"name": function["name"]} for function in functions]
 
 
 def check_strict(function: Mapping[str, Any], what: str, param: str) -> None:

@@ -62,6 +62,12 @@ def of_grammar(text: str) -> str:
     return str(grammar_from("grammar", text))
 
 
+def with_named(text: str, name: str, named: str) -> str:
+    """The grammar `text` in Lark's notation, which refers to another one, of any kind, as @name."""
+    made = json.loads(named)["grammars"] if named.startswith("{") else [{"lark_grammar": named}]
+    return json.dumps({"grammars": [{"lark_grammar": text}, {**made[0], "name": name}]})
+
+
 class GrammarCompiler:
     """One model's. Every method may be called from any thread. eos_token_ids: () where nothing will be generated."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace_engine.chat.call_grammar import calls_grammar, strict_grammar
+from headrace_engine.chat.call_grammar import calls_grammar, calls_or_form_grammar, strict_grammar
 from headrace_engine.chat.errors import ChatError
 from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.chat.messages import read_functions, read_turns, with_tools
@@ -19,8 +19,9 @@ from headrace_engine.server.schema import ChatBody
 class ChatPlan:
     """pieces: the prompt (see chat/prompt.py). tools: those that the model may call, None if there are none.
 
-    max_calls: None: any number. forced, strict: grammars in Lark's notation, at most one of them: of the calls that the
-    request insists on, behind the thought; or of the whole answer, if it may have calls that must keep to schemas.
+    max_calls: None: any number. Grammars in Lark's notation, the first that there is holds. forced: of the calls that
+    the request insists on, behind the thought. beside_form: of calls, or else an answer of the form that the request
+    wants, if it wants one. strict: of the whole answer, if it may have calls that must keep to schemas.
     """
 
     pieces: list[str]
@@ -28,6 +29,7 @@ class ChatPlan:
     tools: Tools | None
     max_calls: int | None
     forced: str | None = None
+    beside_form: str | None = None
     strict: str | None = None
 
     def parser(self) -> AnswerParser:
@@ -56,12 +58,15 @@ def plan_chat(body: ChatBody, chat_format: ChatFormat) -> ChatPlan:
         raise bad_request(message, f"messages[{index}]")
     offered = [function for turn in turns for function in turn.functions]
     max_calls = 1 if body.parallel_tool_calls is False or isinstance(choice, Named) else None
-    forced = strict = None
+    plan = ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls)
+    dialect = chat_format.dialect
     if choice == "required" or isinstance(choice, Named):
-        forced = calls_grammar(chat_format.dialect, _forced_functions(choice, offered), max_calls)
-    elif any(function.get("strict") for function in offered):
-        strict = strict_grammar(chat_format.dialect, offered, max_calls)
-    return ChatPlan(pieces, pieces[-1] == THINK, tools_of(offered) if offered else None, max_calls, forced, strict)
+        return replace(plan, forced=calls_grammar(dialect, _forced_functions(choice, offered), max_calls))
+    if offered and (body.response_format or body.structured_outputs):
+        plan = replace(plan, beside_form=calls_or_form_grammar(dialect, offered, max_calls))
+    if any(function.get("strict") for function in offered):
+        plan = replace(plan, strict=strict_grammar(dialect, offered, max_calls))
+    return plan
 
 
 @dataclass(frozen=True)

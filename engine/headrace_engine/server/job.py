@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace_engine.chat.call_grammar import FORM
 from headrace_engine.chat.formats import ChatFormat
 from headrace_engine.chat.prompt import DSML, END_THINK
 from headrace_engine.core import Leg, RequestError, SamplingParams, Ticket
 from headrace_engine.kv.ticket import TicketError, ticket_from_json
-from headrace_engine.sampling.grammar import of_grammar
+from headrace_engine.sampling.grammar import of_grammar, with_named
 from headrace_engine.server.asked import AnswerFormat, Asked
 from headrace_engine.server.chat import ChatPlan, plan_chat
 from headrace_engine.server.errors import ApiError, bad_request
@@ -157,13 +158,13 @@ async def _grammar(
     if chat is None:
         return grammar, None
     end_of_thought = tokenizer.marker_id(END_THINK) if chat.is_thinking else None
-    if grammar is not None:
-        if chat.tools is not None:
-            message = "a grammar (response_format, structured_outputs) leaves no room for calls; send tool_choice none"
-            raise bad_request(message, "tools", "unsupported_value")
-        return grammar, end_of_thought
     if chat.forced is not None:
         return await grammars.accept(of_grammar(chat.forced), "tools", body), end_of_thought
+    if grammar is not None:
+        if chat.beside_form is not None:
+            either = with_named(chat.beside_form, FORM, grammar)
+            grammar = await grammars.accept(either, "tools", body)
+        return grammar, end_of_thought
     if chat.strict is not None:
         return await grammars.accept(of_grammar(chat.strict), "tools", body), None
     return None, None

@@ -14,7 +14,7 @@ import pytest
 from tests.engine.chat.conversations import assistant, call, user
 from tests.engine.chat.test_parse import read, talker
 
-from headrace_engine.chat.call_grammar import calls_grammar, check_strict, strict_grammar
+from headrace_engine.chat.call_grammar import FORM, calls_grammar, calls_or_form_grammar, check_strict, strict_grammar
 from headrace_engine.chat.dsml import V4_DIALECT, V41_DIALECT
 from headrace_engine.chat.errors import ChatError
 from headrace_engine.chat.formats import ChatFormat, V4Format, V41Format
@@ -22,7 +22,16 @@ from headrace_engine.chat.messages import read_turns
 from headrace_engine.chat.options import ChatOptions
 from headrace_engine.chat.prompt import ASSISTANT, END_THINK, EOS
 from headrace_engine.models.deepseek_v4.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
-from headrace_engine.sampling.grammar import GrammarCompiler, GrammarError, Guide, of_grammar
+from headrace_engine.sampling.grammar import (
+    GrammarCompiler,
+    GrammarError,
+    Guide,
+    of_choice,
+    of_grammar,
+    of_json_schema,
+    of_regex,
+    with_named,
+)
 from headrace_engine.server.tokenize import Tokenizer
 
 FORMATS: dict[str, ChatFormat] = {"v4": V4Format(), "v41": V41Format()}
@@ -159,6 +168,20 @@ def test_one_call_of_a_strict_function_where_calls_are_not_parallel(
     for num_calls, is_taken in ((1, True), (2, False)):
         token_ids = tokenizer.encode(written("v4", [("nothing", {})] * num_calls))
         assert (compiler.compile(grammar).try_consume_tokens(token_ids) == len(token_ids)) is is_taken
+
+
+@pytest.mark.parametrize(
+    "form",
+    [of_json_schema({"const": 7}), of_regex("7"), of_choice(["7", "8"]), of_grammar('start: "7"')],
+    ids=["schema", "regex", "choice", "grammar"],
+)
+def test_an_answer_of_a_form_or_calls(compiler: GrammarCompiler, tokenizer: Tokenizer, form: str) -> None:
+    grammar = with_named(calls_or_form_grammar(V41_DIALECT, STRICT, None), FORM, form)
+    good, bad = (written("v41", [("pick", arguments)]) for arguments in (GOOD, GOOD | {"count": 10}))
+    cases = [("7", True), ("9", False), (good, True), (bad, False), ("7" + good, False)]
+    for text, is_taken in cases:
+        matcher, token_ids = compiler.compile(grammar), tokenizer.encode(text)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_taken, text
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,39 @@ async def test_the_same_in_the_other_apis(
     assert block.input["level"] in levels
 
 
+FORM: Any = {
+    "type": "object",
+    "properties": {"done": {"const": True}},
+    "required": ["done"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "scripts", [['So.</think>{"done": true}'], ["So.</think>" + wish("high").partition(".</think>As you like.")[2]]]
+)
+async def test_an_answer_has_the_form_or_consists_of_calls(client: AsyncOpenAI, scripts: list[str]) -> None:
+    answer = await client.chat.completions.create(
+        model="toy",
+        messages=HELLO,
+        tools=[ALARM],
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}},
+        reasoning_effort="low",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=300,
+    )
+    message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+    if "DSML" in scripts[0]:
+        assert [json.loads(call.function.arguments) for call in message.tool_calls or []] == [  # type: ignore[union-attr]
+            {"seconds": 5, "level": "high"}
+        ]
+        assert (message.content, reason) == (None, "tool_calls")
+    else:
+        assert (json.loads(message.content or ""), reason) == ({"done": True}, "stop")
+        assert message.tool_calls is None
+
+
 @pytest.mark.parametrize("scripts", [[f"{THOUGHT} No call, 5 < 6."]])
 async def test_an_answer_without_calls_is_free(client: AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(

@@ -91,12 +91,3 @@ async def test_what_is_no_grammar_is_refused_with_its_reason(
     error = (await response.json())["error"]
     assert (response.status, error["param"]) == (400, param), error["message"]
     assert engine.scheduler.is_empty
-
-
-async def test_calls_and_a_grammar_exclude_each_other(engine: Harness) -> None:
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    fields = chat(structured_outputs={"choice": ["a"]}, tools=tools, chat_template_kwargs={"thinking": False})
-    response = await engine.client.post(CHAT, json=fields)
-    assert (response.status, (await response.json())["error"]["param"]) == (400, "tools")
-    answer = await post(engine, CHAT, {**fields, "tool_choice": "none"})
-    assert answer["choices"][0]["message"]["content"] == "a"
