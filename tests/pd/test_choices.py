@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ def test_answers_share_what_was_pushed_once(family: str, cache_dtype: str, tmp_p
             expected = list(together.answers.values())
             assert pair.generate_several(prompt, SAMPLINGS) == expected, len(prompt)
             assert len(set(map(tuple, expected))) == len(SAMPLINGS)
+        # Without room for more than one, the others compute the prompt on the decode rank.
+        pair.decode.scheduler.limits = replace(pair.decode.scheduler.limits, max_sequences=1)
+        assert pair.generate_several(prompt, SAMPLINGS) == expected
         assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
     finally:
         pair.close()

@@ -59,6 +59,13 @@ def test_attention_over_the_window_alone(parts: list, dtype: torch.dtype) -> Non
     assert_close(ops.attention(*case), shared_kv_attention.attention_reference(*case), dtype, factor=2)
 
 
+def test_a_sink_that_takes_everything_leaves_nothing(dtype: torch.dtype) -> None:
+    random = Random(dtype)
+    case = _attention_case(random, make_batch(random, [(40, 3)], block_size=16), 8, 64, window=12, ratio=4)
+    case[6].fill_(1e30)
+    assert bool((ops.attention(*case) == 0).all())
+
+
 @steps
 def test_attention_over_selected_entries(parts: list, dtype: torch.dtype) -> None:
     random = Random(dtype)
@@ -227,6 +234,8 @@ def test_two_level_selection(parts: list, ratio: int, run_size: int, num_runs: i
     first, runs = ops.select_entries_and_runs(*asked, topk, run_size, num_runs)
     assert torch.equal(first, ops.select_entries(*asked, topk))
     selected = ops.select_within_runs(*asked, topk, runs, run_size)
+    if num_runs * run_size * ratio >= batch.max_context_len:
+        assert torch.equal(selected, first), "while every run is a candidate one level is enough"
     assert runs.shape == (batch.num_tokens, num_runs)
     assert selected.shape == (batch.num_tokens, topk)
     for s, (start, first, length) in enumerate(shared_kv_attention.sequences(batch)):
