@@ -7,8 +7,11 @@ Deployment's controllers, the scheduler and the API server. Both make the same n
   many    100 DisaggDeployments of 10 pods (2 prefill groups of 1, 2 decode groups of 4), beside 100 Deployments of 10
 
 They take turns, repetition by repetition. Times run from just before `kubectl apply` (or `delete`) to the event that
-shows the last pod. Meanwhile the operator's own metrics give the cost of its passes. Runs on the cluster that
-KUBECONFIG names, with kwok nodes labelled headrace.dev/node-kind=kwok, or on the one-machine cluster.
+shows the last pod. Meanwhile the operator's own metrics give the cost of its passes. Then, once each, so many
+deployments of 2 pods as --growth says, to see how what they cost grows, and what is written once all are Ready.
+
+Runs on the cluster that KUBECONFIG names, with kwok nodes labelled headrace.dev/node-kind=kwok, or on the one-machine
+cluster.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 from e2e.cluster.onemachine.kwok import SELECTOR
 from e2e.support import headrace
 from e2e.support.cluster import REPOSITORY, Cluster, discover
+from tests.bench.growth import growth_table
 from tests.bench.operator_steady import OPERATOR_LABELS, OPERATOR_METRICS_PORT
 from tests.bench.podwatch import PodWatch
 from tests.bench.prometheus import Samples, samples_of
@@ -37,6 +41,8 @@ OURS, PEER = "headrace", "Deployment"
 NAMESPACE = f"operator-bench-{os.getpid()}"  # what an interrupted run left is not counted
 LABEL = "operator-bench"
 LIMIT_SECONDS = 300.0
+STEADY_SECONDS = 10.0
+WRITES = ("create", "apply", "apply_status", "delete")
 NUM_NODES = 72
 _KEY, _, _VALUE = SELECTOR.partition("=")
 POD_SPEC = {
@@ -55,6 +61,11 @@ class Shape:
 
 
 SHAPES = {"one": Shape("one", 1, 1000), "many": Shape("many", 100, 1000)}
+
+
+def growth_shape(num_objects: int) -> Shape:
+    """So many of the smallest deployments that have both roles."""
+    return Shape(f"growth-{num_objects}", num_objects, 2 * num_objects)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ def disagg_deployments(shape: Shape) -> list[dict[str, Any]]:
     """Ours, with the same pods in groups and no router pods."""
     template = {"labels": {LABEL: shape.name}, "podSpec": POD_SPEC}
     four = {"data": 4, "dataLocal": 1, "expert": True}
-    if shape.num_objects == 1:
+    if shape.num_pods == 2 * shape.num_objects:
+        roles = [{"name": name, "replicas": 1, "template": template} for name in ("prefill", "decode")]
+    elif shape.num_objects == 1:
         roles = [{"name": "unified", "replicas": shape.num_pods // 4, "parallelism": four, "template": template}]
     else:
         roles = [
@@ -116,19 +129,69 @@ def disagg_deployments(shape: Shape) -> list[dict[str, Any]]:
     ]
 
 
+def make(cluster: Cluster, pods: PodWatch, shape: Shape, bodies: list[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds until all pods existed, and until all were Ready."""
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+    arguments = ("apply", "--server-side", "-n", NAMESPACE, "-f", "-")
+    began = time.monotonic()
+    cluster.kubectl(*arguments, stdin=manifest, timeout_seconds=LIMIT_SECONDS)
+    created = pods.wait_count(shape.num_pods, LIMIT_SECONDS) - began
+    return created, pods.wait_ready(shape.num_pods, LIMIT_SECONDS) - began
+
+
+def remove(cluster: Cluster, pods: PodWatch, kind: str, shape: Shape) -> float:
+    """Seconds until all pods were gone."""
+    began = time.monotonic()
+    plural = kind.lower() if kind == PEER else headrace.KIND
+    arguments = ("delete", plural, "-n", NAMESPACE, "-l", f"{LABEL}={shape.name}", "--wait=false")
+    cluster.kubectl(*arguments, timeout_seconds=LIMIT_SECONDS)
+    return pods.wait_count(0, LIMIT_SECONDS) - began
+
+
 def measure(cluster: Cluster, kind: str, shape: Shape, bodies: list[dict[str, Any]]) -> Times:
     """Make them all, wait until every pod is Ready, delete them all."""
-    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
     with PodWatch(cluster, NAMESPACE, f"{LABEL}={shape.name}") as pods:
-        began = time.monotonic()
-        cluster.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", "-", stdin=manifest)
-        created = pods.wait_count(shape.num_pods, LIMIT_SECONDS) - began
-        ready = pods.wait_ready(shape.num_pods, LIMIT_SECONDS) - began
-        began = time.monotonic()
-        plural = kind.lower() if kind == PEER else headrace.KIND
-        cluster.kubectl("delete", plural, "-n", NAMESPACE, "-l", f"{LABEL}={shape.name}", "--wait=false")
-        deleted = pods.wait_count(0, LIMIT_SECONDS) - began
-    return Times(created, ready, deleted)
+        created, ready = make(cluster, pods, shape, bodies)
+        return Times(created, ready, remove(cluster, pods, kind, shape))
+
+
+def measure_growth(cluster: Cluster, shape: Shape) -> dict[str, float]:
+    """What that many deployments cost, beside as many Deployments."""
+    peer = measure(cluster, PEER, shape, deployments(shape))
+    before = operator_samples(cluster)
+    with PodWatch(cluster, NAMESPACE, f"{LABEL}={shape.name}") as pods:
+        _, ready = make(cluster, pods, shape, disagg_deployments(shape))
+        made = settled_samples(cluster)
+        time.sleep(STEADY_SECONDS)
+        num_writes = writes(operator_samples(cluster) - made)
+        deleted = remove(cluster, pods, OURS, shape)
+    return {
+        "pods/s until Ready": shape.num_pods / ready,
+        f"pods/s until Ready ({PEER})": shape.num_pods / peer.ready,
+        "pods/s until gone": shape.num_pods / deleted,
+        f"pods/s until gone ({PEER})": shape.num_pods / peer.deleted,
+        **costs(before, made),
+        f"writes in {STEADY_SECONDS:.0f} s once Ready": num_writes,
+    }
+
+
+def writes(spent: Samples) -> float:
+    """Requests that could change something, but for the lease's."""
+    name = "headrace_operator_api_calls_total"
+    return spent.total(name, within={"verb": WRITES}, without={"kind": "Lease"})
+
+
+def settled_samples(cluster: Cluster) -> Samples:
+    """The operator's metrics once it has stopped writing."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    before = operator_samples(cluster)
+    while time.monotonic() < deadline:
+        time.sleep(2.0)
+        now = operator_samples(cluster)
+        if not writes(now - before):
+            return now
+        before = now
+    raise TimeoutError(f"the operator still writes after {LIMIT_SECONDS:.0f} s")
 
 
 def operator_samples(cluster: Cluster) -> Samples:
@@ -151,7 +214,7 @@ def costs(before: Samples, after: Samples) -> dict[str, float]:
         "passes": passes,
         "pass p50 (ms)": 1000 * spent.quantile("headrace_operator_reconcile_duration_seconds", 0.5),
         "pass p99 (ms)": 1000 * spent.quantile("headrace_operator_reconcile_duration_seconds", 0.99),
-        "queue wait p99 (ms)": 1000 * spent.quantile("headrace_operator_queue_duration_seconds", 0.99),
+        "queue age p99 (ms)": 1000 * spent.quantile("headrace_operator_queue_duration_seconds", 0.99),
         "requests per pass": calls / passes,
         "processor (s)": spent.total("process_cpu_seconds_total"),
         "memory (MiB)": after.total("process_resident_memory_bytes") / 2**20,
@@ -189,11 +252,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shapes", default="one,many", help="which of one, many (default: %(default)s)")
+    parser.add_argument("--growth", default="10,100,1000", help="numbers of deployments (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("bench-results/operator-scale.json"))
     arguments = parser.parse_args()
-    shapes = [SHAPES[name] for name in arguments.shapes.split(",")]
-    results, spent = Results(), []
+    shapes = [SHAPES[name] for name in arguments.shapes.split(",") if name]
+    numbers = [int(number) for number in arguments.growth.split(",") if number]
+    results, spent, grown = Results(), [], {}
     with prepared() as cluster:
         for shape in [shape for shape in shapes for _ in range(arguments.repetitions)]:
             for server, bodies in ((PEER, deployments(shape)), (OURS, disagg_deployments(shape))):
@@ -204,11 +269,16 @@ def main() -> None:
                     results.add(Cell(f"{shape.name}: {what}", "s", higher_is_better=False), server, seconds)
                 if server == OURS:
                     spent.append({"shape": shape.name, **costs(before, operator_samples(cluster))})
-    report(results, spent, arguments.output)
+        for number in numbers:
+            grown[number] = measure_growth(cluster, growth_shape(number))
+            print(f"{number} deployments: {grown[number]}", file=sys.stderr, flush=True)
+    report(results, spent, grown, arguments.output)
 
 
-def report(results: Results, spent: list[Mapping[str, Any]], output: Path) -> None:
-    """The table on stdout, everything into the file."""
+def report(
+    results: Results, spent: list[Mapping[str, Any]], grown: Mapping[int, Mapping[str, float]], output: Path
+) -> None:
+    """The tables on stdout, everything into the file."""
     print(table(results, [OURS, PEER], PEER))
     own = Results()
     for entry in spent:
@@ -217,9 +287,13 @@ def report(results: Results, spent: list[Mapping[str, Any]], output: Path) -> No
                 own.add(Cell(f"{entry['shape']}: {what}", "", higher_is_better=False), "operator", float(value))
     print()
     print(table(own, ["operator"], None))
+    if grown:
+        print()
+        print(growth_table(grown, "deployments"))
     values = [{"cell": cell, "server": server, "values": v} for (cell, server), v in results.values.items()]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"machine": machine(), "times": values, "operator": spent}, indent=1) + "\n")
+    found = {"machine": machine(), "times": values, "operator": spent, "growth": grown}
+    output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,13 +21,23 @@ class Samples:
         """What came since; samples that were not there before count from zero."""
         return Samples({key: value - earlier._values.get(key, 0.0) for key, value in self._values.items()})
 
-    def total(self, name: str, without: Mapping[str, str] | None = None) -> float:
-        """Sum over all labels, but for samples that have one of `without`."""
-        left_out = set((without or {}).items())
-        return sum(value for (n, labels), value in self._values.items() if n == name and not labels & left_out)
+    def total(
+        self, name: str, within: Mapping[str, Sequence[str]] | None = None, without: Mapping[str, str] | None = None
+    ) -> float:
+        """Sum over all labels, of samples that have one of the values of each label of `within`, and none of
+        `without`."""
+        wanted, left_out = (within or {}).items(), set((without or {}).items())
+        return sum(
+            value
+            for (found, labels), value in self._values.items()
+            if found == name
+            and not labels & left_out
+            and all(dict(labels).get(label) in allowed for label, allowed in wanted)
+        )
 
     def quantile(self, name: str, share: float) -> float:
-        """Upper bound of the bucket that holds this share of a histogram's observations; 0 if there are none."""
+        """The value below which this share of a histogram's observations is, taken to be spread evenly within each
+        bucket (as PromQL's histogram_quantile does); 0 if there are none."""
         buckets: defaultdict[float, float] = defaultdict(float)
         for (sample, labels), value in self._values.items():
             if sample == f"{name}_bucket":
@@ -34,7 +45,14 @@ class Samples:
         bounds = sorted(buckets)
         if not bounds or not buckets[bounds[-1]]:
             return 0.0
-        return next(bound for bound in bounds if buckets[bound] >= share * buckets[bounds[-1]])
+        rank = share * buckets[bounds[-1]]
+        lower, below = 0.0, 0.0
+        for bound in bounds:
+            if buckets[bound] >= rank:
+                inside = buckets[bound] - below
+                return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / inside
+            lower, below = bound, buckets[bound]
+        return lower
 
 
 def samples_of(text: str) -> Samples:
