@@ -116,11 +116,8 @@ class Reconciler:
     async def _step(self, key: Key, raw: Body, objects: list[Body]) -> float | None:
         """The next step of a deployment that is there to stay."""
         now = self._clock()
-        expected = self._expectations.get(key)
-        if expected:
-            shown = {(body["kind"], body["metadata"]["name"]): body for body in [*objects, raw]}
-            if not expected.are_met(shown, now):
-                return LAG_SECONDS
+        if not self._are_writes_shown(key, [*objects, raw], now):
+            return LAG_SECONDS
         self._expectations[key] = expected = Expectations()
         before = _status_before(raw)
         try:
@@ -165,6 +162,15 @@ class Reconciler:
             status.progress, deployment.spec.rollout_strategy.progress_deadline_seconds, self._clock()
         )
         return min((wait for wait in (decision.wait_seconds, pause, deadline) if wait), default=None)
+
+    def _are_writes_shown(self, key: Key, objects: Sequence[Body], now: float) -> bool:
+        """Whether the watches have shown what the last pass wrote, as far as it is waited for."""
+        expected = self._expectations.get(key)
+        if expected is None:
+            return True
+        # A thousand pods come back one by one: to look at all of them each time would slow down those that follow.
+        with self._pace.thinking(key, len(objects), now):
+            return expected.are_met({(body["kind"], body["metadata"]["name"]): body for body in objects}, now)
 
     async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body]) -> float | None:
         """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""

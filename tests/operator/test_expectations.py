@@ -39,5 +39,14 @@ def test_waiting_ends() -> None:
     assert expected.are_met({}, now=MAX_WAIT_SECONDS)
 
 
+def test_it_goes_on_while_writes_are_shown_one_by_one() -> None:
+    expected = Expectations()
+    for name in ("p", "q"):
+        expected.wrote({"kind": "Pod", "metadata": {"name": name, "resourceVersion": "5"}}, now=0.0)
+    assert not expected.are_met({("Pod", "p"): body(5)}, now=MAX_WAIT_SECONDS - 1)
+    assert not expected.are_met({}, now=MAX_WAIT_SECONDS + 1)  # what was shown need not stay
+    assert expected.are_met({}, now=2 * MAX_WAIT_SECONDS - 1)
+
+
 def test_nothing_written_is_nothing_to_wait_for() -> None:
     assert Expectations().are_met({}, now=0.0)
