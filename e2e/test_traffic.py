@@ -1,6 +1,6 @@
-"""What clients see while groups are rolled and killed: OpenAI's own client asks all the time.
+"""What clients see while groups are rolled, scaled, drained and killed: OpenAI's own client asks all the time.
 
-A roll-out costs no request. A kill costs the answers that have begun, and says so in each; all others are given by
+Planned changes cost no request. A kill costs the answers that have begun, and says so in each; all others are given by
 other groups. No token is ever wrong, no request ever hangs.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from e2e.support.busy import manifest, pods, serving, under_traffic, wait_settled
+from e2e.support.busy import LABEL, gather_routers, manifest, pods, resize, serving, under_traffic, wait_settled
 from e2e.support.cluster import Cluster
 from e2e.support.traffic import Outcome, Question, Report
 
@@ -39,6 +39,18 @@ def test_rolling_both_roles_costs_no_request(
     assert_all_right(under_traffic(url, questions, roll))
 
 
+@pytest.mark.long
+def test_scaling_both_roles_costs_no_request(
+    cluster: Cluster, namespace: str, url: str, questions: list[Question]
+) -> None:
+    def scale() -> None:
+        for num_groups in (1, 2):
+            resize(cluster, namespace, num_groups)
+            wait_settled(cluster, namespace, num_groups)
+
+    assert_all_right(under_traffic(url, questions, scale))
+
+
 @pytest.mark.parametrize(
     ("role", "allowed"),
     [
@@ -57,3 +69,24 @@ def test_a_killed_pod_costs_only_answers_that_have_begun(
 
     report = under_traffic(url, questions, kill)
     assert report.count(*allowed) == len(report.answers), str(report)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_draining_a_node_costs_no_request(
+    cluster: Cluster, namespace: str, url: str, questions: list[Question]
+) -> None:
+    """The node of a decode group, with whatever else of the deployment is on it, and of both routers."""
+    node = pods(cluster, namespace, "decode")[0]["spec"]["nodeName"]
+    gather_routers(cluster, namespace, node)
+    moved = {pod["metadata"]["uid"] for pod in pods(cluster, namespace) if pod["spec"]["nodeName"] == node}
+
+    def drain() -> None:
+        options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=300s"]
+        cluster.kubectl("drain", node, *options, f"--pod-selector={LABEL}", timeout_seconds=330)
+        wait_settled(cluster, namespace, 2, moved)
+
+    try:
+        assert_all_right(under_traffic(url, questions, drain))
+    finally:
+        cluster.kubectl("uncordon", node)

@@ -1,4 +1,4 @@
-"""Traffic of OpenAI's own client, without its retries, kept up while something happens to the deployment.
+"""Traffic of OpenAI's own client, without its retries unless asked for, kept up while something happens.
 
 Every answer's tokens are known beforehand, so that each request ends in exactly one of the outcomes below. Half of the
 clients stream, and half of each keep their connection, as users' programs do.
@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import openai
 
-SILENCE_SECONDS = 60.0  # without a byte of what was asked for: the request hangs
+CONNECT_SECONDS = 10.0
 PAUSE_SECONDS = 0.02
 MAX_ANSWERS = 20_000
 MAX_SHOWN = 5  # of each outcome
@@ -38,6 +38,21 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long a client waits for a byte of what it asked for, and how often it asks again before the first one."""
+
+    silence_seconds: float = 60.0  # then the request hangs
+    num_retries: int = 0
+
+    @property
+    def first_byte_seconds(self) -> float:
+        return self.silence_seconds * (1 + self.num_retries)
+
+
+PATIENT = Patience()
+
+
+@dataclass(frozen=True)
 class Question:
     prompt: tuple[int, ...]
     expected: tuple[int, ...]  # the greedy answer's token ids; all of them are asked for
@@ -50,6 +65,7 @@ class Answer:
     asked_at: float  # seconds since the traffic began
     seconds: float
     is_stream: bool
+    num_tokens: int = 0  # that have come
 
     def __str__(self) -> str:
         kind = "stream" if self.is_stream else "whole answer"
@@ -78,47 +94,71 @@ class Report:
 
 
 @contextmanager
-def traffic(url: str, model: str, questions: Sequence[Question], num_clients: int = 8) -> Iterator[Report]:
+def traffic(
+    url: str, model: str, questions: Sequence[Question], num_clients: int = 8, patience: Patience = PATIENT
+) -> Iterator[Report]:
     """Have clients ask without a pause while the block runs. The report is complete after the block."""
     report = Report()
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        clients = pool.submit(asyncio.run, _run(url, model, questions, num_clients, stop, report))
+        work = _run(url, model, questions, num_clients, patience, stop, report)
+        clients = pool.submit(asyncio.run, work)
         try:
             yield report
         finally:
             stop.set()
-        clients.result(2 * SILENCE_SECONDS)
+        clients.result(patience.first_byte_seconds + patience.silence_seconds)
 
 
 async def _run(
-    url: str, model: str, questions: Sequence[Question], num_clients: int, stop: threading.Event, report: Report
+    url: str,
+    model: str,
+    questions: Sequence[Question],
+    num_clients: int,
+    patience: Patience,
+    stop: threading.Event,
+    report: Report,
 ) -> None:
     began = time.monotonic()
     turns = itertools.count()
+    timeout = httpx.Timeout(patience.silence_seconds, connect=CONNECT_SECONDS)
 
     async def client(number: int) -> None:
         keeps_connection = number % 4 < 2
         limits = httpx.Limits(max_keepalive_connections=1 if keeps_connection else 0)
-        http = httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(SILENCE_SECONDS, connect=10.0), trust_env=False)
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as api:
+        http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=patience.num_retries, http_client=http
+        ) as api:
             while not stop.is_set() and len(report.answers) < MAX_ANSWERS:
                 question = questions[next(turns) % len(questions)]
                 is_stream = number % 2 == 0
                 asked_at = time.monotonic()
-                outcome, detail = await _ask(api, model, question, is_stream)
+                tokens: list[int] = []
+                outcome, detail = await _ask(api, model, question, is_stream, tokens, patience)
                 seconds = time.monotonic() - asked_at
-                report.answers.append(Answer(outcome, detail, asked_at - began, seconds, is_stream))
+                report.answers.append(Answer(outcome, detail, asked_at - began, seconds, is_stream, len(tokens)))
                 await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(*(client(number) for number in range(num_clients)))
 
 
-async def _ask(api: openai.AsyncOpenAI, model: str, question: Question, is_stream: bool) -> tuple[Outcome, str]:
-    tokens: list[int] = []
+async def _ask(
+    api: openai.AsyncOpenAI,
+    model: str,
+    question: Question,
+    is_stream: bool,
+    tokens: list[int],
+    patience: Patience,
+) -> tuple[Outcome, str]:
+    """How the request ended, and why; `tokens` are those that came."""
     try:
-        async with asyncio.timeout(SILENCE_SECONDS) as silence:
-            is_complete = await _read(api, model, question, is_stream, tokens, silence)
+        async with asyncio.timeout(patience.first_byte_seconds) as limit:
+
+            def heard() -> None:
+                limit.reschedule(asyncio.get_running_loop().time() + patience.silence_seconds)
+
+            is_complete = await _read(api, model, question, is_stream, tokens, heard)
     except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):
         return Outcome.HUNG, f"silence after {len(tokens)} tokens"
     except (openai.APIConnectionError, httpx.TransportError) as error:
@@ -140,9 +180,10 @@ async def _read(
     question: Question,
     is_stream: bool,
     tokens: list[int],
-    silence: asyncio.Timeout,
+    heard: Callable[[], None],
 ) -> bool:
-    """Collect the answer's tokens; whether it says why it ended. Raises what the client raises."""
+    """Collect the answer's tokens, calling `heard` at each chunk; whether it says why it ended. Raises what the client
+    raises."""
     finish_reason = None
     answer: Any = await api.completions.create(
         model=model,
@@ -156,7 +197,7 @@ async def _read(
         tokens += answer.choices[0].token_ids
         return answer.choices[0].finish_reason is not None
     async for chunk in answer:
-        silence.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
+        heard()
         for choice in chunk.choices:
             tokens += getattr(choice, "token_ids", None) or ()  # the last chunk may have none
             finish_reason = choice.finish_reason or finish_reason

@@ -129,6 +129,17 @@ def texts() -> list[tuple[str, str]]:
     return found
 
 
+def test_what_clients_see_is_shown_by_scenarios_that_exist() -> None:
+    document = (ROOT / "docs/operations.md").read_text()
+    rows = [line.split("|")[1:-1] for line in document.split("\n## ")[1].splitlines() if line.startswith("|")]
+    files = ("e2e/test_traffic.py", "e2e/test_traffic_nodes.py")
+    tests = [test for file in files for test in re.findall(r"^def (test_\w+)", (ROOT / file).read_text(), re.M)]
+    named = [row[-1].strip(" `") for row in rows[2:]]
+    assert len(named) >= 6
+    assert [part for part in named if not any(part in test for test in tests)] == []
+    assert [test for test in tests if not any(part in test for part in named)] == []
+
+
 def test_urls_lead_to_documentation_to_oneself_or_nowhere() -> None:
     strange = {
         (where, host)
