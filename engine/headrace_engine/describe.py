@@ -100,10 +100,15 @@ def _rank_bytes(
 
     sizes = stored or {tensor.name: tensor.published_bytes(fp8_block) for tensor in tensors}
     in_memory = weight_bytes(((t, t.memory_bytes(dtype)) for t in tensors), num_expert_ranks)
+    in_fp4 = weight_bytes(((t, t.packed_bytes(dtype, sizes[t.name])) for t in tensors), num_expert_ranks)
     in_storage = weight_bytes(((t, sizes[t.name]) for t in tensors), num_expert_ranks)
     return {
         key: {"shared": found.shared, "experts": found.experts, "total": found.total}
-        for key, found in (("rank_memory_bytes", in_memory), ("rank_stored_bytes", in_storage))
+        for key, found in (
+            ("rank_memory_bytes", in_memory),
+            ("rank_memory_fp4_bytes", in_fp4),
+            ("rank_stored_bytes", in_storage),
+        )
     }
 
 
@@ -211,10 +216,10 @@ def _groups_table(groups: Sequence[dict[str, Any]]) -> list[str]:
 
 def _ranks_table(sizes: dict[str, Any], dtype: str, are_here: bool) -> list[str]:
     source = "in this checkpoint" if are_here else "as published (no weights here)"
-    rows = [
-        (what, *(f"{sizes[key][part]:,}" for part in ("shared", "experts", "total")))
-        for what, key in ((dtype, "rank_memory_bytes"), (source, "rank_stored_bytes"))
-    ]
+    kinds = [(dtype, "rank_memory_bytes"), (source, "rank_stored_bytes")]
+    if sizes["rank_memory_fp4_bytes"] != sizes["rank_memory_bytes"]:
+        kinds.insert(1, ("with AVX-512 BF16, which reads FP4", "rank_memory_fp4_bytes"))
+    rows = [(what, *(f"{sizes[key][part]:,}" for part in ("shared", "experts", "total"))) for what, key in kinds]
     return _columns(("WEIGHTS OF A RANK", "SHARED BYTES", "EXPERT BYTES", "BYTES"), rows)
 
 

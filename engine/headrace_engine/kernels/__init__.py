@@ -8,6 +8,7 @@ statistics, softmax and sums are fp32. Tensors are contiguous unless said; indic
 from headrace_engine.kernels.block_attention import block_attention
 from headrace_engine.kernels.compressor import compress
 from headrace_engine.kernels.experts import dense_mlp, expert_mlp, sum_choices
+from headrace_engine.kernels.fp4_weights import Fp4Stack, Fp4Weight
 from headrace_engine.kernels.hyper_connection import (
     hyper_connection_head,
     hyper_connection_head_weights,
@@ -27,6 +28,8 @@ from headrace_engine.kernels.weights import Weight, prepare, prepare_stack
 
 __all__ = [
     "Entries",
+    "Fp4Stack",
+    "Fp4Weight",
     "Weight",
     "attention",
     "block_attention",

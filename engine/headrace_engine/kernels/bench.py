@@ -27,6 +27,7 @@ from headrace_engine.kernels import (
     shared_kv_attention,
 )
 from headrace_engine.kernels.cases import Random, angles, frequencies, make_batch, num_blocks
+from headrace_engine.models.quantize import FP4_ROW
 
 _HIDDEN, _STREAMS, _HEADS, _DIM, _WINDOW, _HALF = 256, 4, 8, 512, 128, 32
 _EXPERTS, _TOPK, _WIDTH = 64, 6, 128
@@ -92,6 +93,8 @@ def token_cases(rows: int, dtype: torch.dtype) -> Iterator[Case]:
         2 * rows * gate.numel(),
     )
     yield _expert_case(random, rows)
+    if kernels.Fp4Stack.fits("cpu", dtype, [2 * _WIDTH, _HIDDEN], _WIDTH):
+        yield _fp4_expert_case(random, rows)
 
 
 def _linear_case(name: str, x: torch.Tensor, weight: torch.Tensor) -> Case:
@@ -116,6 +119,27 @@ def _expert_case(random: Random, rows: int) -> Case:
         lambda: kernels.expert_mlp(x, ids, weights, *prepared, 10.0),
         lambda: experts.expert_mlp_reference(x, ids, weights, w13, w2, 10.0),
         len(set(ids.tolist())) * per_expert * random.dtype.itemsize,
+        2 * len(x) * per_expert,
+    )
+
+
+def _fp4_expert_case(random: Random, rows: int) -> Case:
+    """The same, with weights kept as checkpoints store them."""
+    x, weights = random.normal(rows * _TOPK, _HIDDEN), random.wide(rows * _TOPK)
+    ids = torch.cat([random.permutation(_EXPERTS)[:_TOPK] for _ in range(rows)])
+    stacks = [kernels.Fp4Stack(_EXPERTS, [n], k) for n, k in ((2 * _WIDTH, _HIDDEN), (_HIDDEN, _WIDTH))]
+    for stack, n, k in zip(stacks, (2 * _WIDTH, _HIDDEN), (_HIDDEN, _WIDTH), strict=True):
+        for expert in range(_EXPERTS):
+            codes, scale = random.integers(0, 256, n, k // 2), random.integers(115, 122, n, k // FP4_ROW)
+            stack.write(expert, 0, codes.to(torch.uint8), scale.to(torch.uint8))
+    w13, w2 = (stack.weight() for stack in stacks)
+    plain13, plain2 = w13.plain(), w2.plain()
+    per_expert = 3 * _WIDTH * _HIDDEN
+    return Case(
+        "expert_mlp, FP4",
+        lambda: kernels.expert_mlp(x, ids, weights, w13, w2, 10.0),
+        lambda: experts.expert_mlp_reference(x, ids, weights, plain13, plain2, 10.0),
+        len(set(ids.tolist())) * per_expert * (1 / 2 + 1 / FP4_ROW),
         2 * len(x) * per_expert,
     )
 

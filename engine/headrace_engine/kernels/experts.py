@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from headrace_engine.kernels.fp4_weights import Fp4Weight
 from headrace_engine.kernels.native import library_for
 from headrace_engine.kernels.records import round_to_records
 from headrace_engine.kernels.weights import Weight
@@ -18,8 +19,8 @@ def expert_mlp(
     rows: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: Weight,
-    w2: Weight,
+    w13: Weight | Fp4Weight,
+    w2: Weight | Fp4Weight,
     limit: float,
     round_block: int = 0,
 ) -> torch.Tensor:
@@ -46,7 +47,7 @@ def expert_mlp(
     out = torch.empty_like(rows)
     library.headrace_experts(
         rows.dtype is torch.bfloat16, w13.packed, w2.packed, rows.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(),
-        w13.data.data_ptr(), w2.data.data_ptr(), num_rows, num_experts, dim, width, round_block, limit, out.data_ptr(),
+        *_pointers(w13), *_pointers(w2), num_rows, num_experts, dim, width, round_block, limit, out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -59,8 +60,8 @@ def dense_mlp(x: torch.Tensor, w13: Weight, w2: Weight, limit: float, round_bloc
     num_rows, dim, width = _check(x, w13, w2, None)
     out = torch.empty_like(x)
     library.headrace_experts(
-        x.dtype is torch.bfloat16, w13.packed, w2.packed, x.data_ptr(), None, None, w13.data.data_ptr(),
-        w2.data.data_ptr(), num_rows, 1, dim, width, round_block, limit, out.data_ptr(),
+        x.dtype is torch.bfloat16, w13.packed, w2.packed, x.data_ptr(), None, None, *_pointers(w13),
+        *_pointers(w2), num_rows, 1, dim, width, round_block, limit, out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -124,14 +125,27 @@ def _swiglu(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def _check(rows: torch.Tensor, w13: Weight, w2: Weight, num_experts: int | None) -> tuple[int, int, int]:
+def _pointers(w: Weight | Fp4Weight) -> tuple[int, int | None]:
+    """Of the numbers, and of the scales if it has some."""
+    return (w.codes.data_ptr(), w.scales.data_ptr()) if isinstance(w, Fp4Weight) else (w.data.data_ptr(), None)
+
+
+def _is_for(w: Weight | Fp4Weight, dtype: torch.dtype) -> bool:
+    """Whether a kernel may read it beside rows of dtype."""
+    if isinstance(w, Fp4Weight):
+        return dtype is torch.bfloat16 and w.codes.is_contiguous() and w.scales.is_contiguous()
+    return w.data.dtype is dtype and w.data.is_contiguous()
+
+
+def _check(
+    rows: torch.Tensor, w13: Weight | Fp4Weight, w2: Weight | Fp4Weight, num_experts: int | None
+) -> tuple[int, int, int]:
     """(rows, dim, width) of an expert call; num_experts None: weights without an expert axis."""
     num_rows, dim = rows.shape
     width = w2.shape[-1]
     lead = () if num_experts is None else (num_experts,)
     if not (w13.shape == (*lead, 2 * width, dim) and w2.shape == (*lead, dim, width)):
         raise ValueError(f"experts: w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit rows of {dim}")
-    dtype, a, b = rows.dtype, w13.data, w2.data
-    if not (a.dtype is dtype and b.dtype is dtype and rows.is_contiguous() and a.is_contiguous() and b.is_contiguous()):
+    if not (rows.is_contiguous() and _is_for(w13, rows.dtype) and _is_for(w2, rows.dtype)):
         raise ValueError("experts: rows, w13 and w2 must be contiguous and of one dtype")
     return num_rows, dim, width

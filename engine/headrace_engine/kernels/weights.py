@@ -9,7 +9,7 @@ import torch
 
 from headrace_engine.kernels.native import library_for
 
-_TILE = 16  # outputs of one packed tile, as in csrc/packed.h
+TILE = 16  # outputs of one packed tile, as in csrc/packed.h
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Weight:
         if not self.packed:
             return self.data
         *lead, n, k = self.data.shape
-        return self.data.view(*lead, n // _TILE, k // 2, _TILE, 2).transpose(-3, -2).reshape(self.data.shape)
+        return self.data.view(*lead, n // TILE, k // 2, TILE, 2).transpose(-3, -2).reshape(self.data.shape)
 
 
 def prepare(weight: torch.Tensor) -> Weight:
@@ -54,15 +54,19 @@ def prepare_stack(stack: torch.Tensor, fill: Callable[[int, torch.Tensor], None]
     return Weight(stack, packs)
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether this machine's kernels read packed weights of a dtype on the CPU."""
+    library = library_for(torch.empty(0, dtype=dtype)) if dtype is torch.bfloat16 else None
+    return library is not None and bool(library.headrace_packs())
+
+
 def _packs(weight: torch.Tensor) -> bool:
-    library = library_for(weight)
     n, k = weight.shape[-2:]
-    is_fit = weight.dtype is torch.bfloat16 and n % _TILE == 0 and k % 2 == 0
-    return library is not None and is_fit and bool(library.headrace_packs())
+    return weight.is_cpu and n % TILE == 0 and k % 2 == 0 and packs(weight.dtype)
 
 
 def _pack(rows: torch.Tensor, tiles: torch.Tensor) -> None:
     """Contiguous rows [..., n, k] bf16 into tiles of the same shape."""
     library, depth = library_for(rows), rows.shape[-1]
     assert library is not None
-    library.headrace_pack(rows.data_ptr(), rows.numel() // (_TILE * depth), depth // 2, tiles.data_ptr())
+    library.headrace_pack(rows.data_ptr(), rows.numel() // (TILE * depth), depth // 2, tiles.data_ptr())

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,7 +18,7 @@ from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.mapped_rows import MappedRows
-from headrace_engine.models.names import Source
+from headrace_engine.models.names import PACKED_FP4, Source
 from headrace_engine.models.progress import LoadProgress
 
 Layer = TypeVar("Layer")
@@ -75,7 +76,10 @@ def experts_of(rank: int, num_ranks: int, num_experts: int) -> range:
 
 
 class Builder:
-    """Every tensor it returns is a copy, quantized ones dequantized: but for `rows`, nothing refers to mapped files."""
+    """Every tensor it returns is a copy: but for `rows`, nothing refers to mapped files.
+
+    Quantized ones are dequantized, except for experts in FP4 that a kernel reads as they are.
+    """
 
     def __init__(
         self,
@@ -142,12 +146,19 @@ class Builder:
     def hyper_connection(self, prefix: str) -> HyperConnection:
         return HyperConnection(self.wide(f"{prefix}_fn"), self.wide(f"{prefix}_base"), self.wide(f"{prefix}_scale"))
 
-    def expert_stack(self, prefix: str, names: Sequence[str]) -> kernels.Weight:
+    def expert_stack(self, prefix: str, names: Sequence[str]) -> kernels.Weight | kernels.Fp4Weight:
         """[experts of this rank, out, in]: the named projections of each expert, one under the other."""
         rows = [[f"{prefix}experts.{expert}.{name}.weight" for name in names] for expert in self._experts]
         heights = [self._num_outputs(name) for name in rows[0]]
-        shape = (len(rows), sum(heights), *self._sources[rows[0][0]].shape[1:])
-        stack = torch.empty(shape, dtype=self._dtype, device=self._device)
+        depth = self._sources[rows[0][0]].shape[1]
+        are_fp4 = all(self._is_fp4(name) for parts in rows for name in parts)
+        if are_fp4 and kernels.Fp4Stack.fits(self._device, self._dtype, heights, depth):
+            fp4 = kernels.Fp4Stack(len(rows), heights, depth)
+            for expert, parts in enumerate(rows):
+                for part, name in enumerate(parts):
+                    self._take(name, partial(fp4.write, expert, part))
+            return fp4.weight()
+        stack = torch.empty((len(rows), sum(heights), depth), dtype=self._dtype, device=self._device)
         return kernels.prepare_stack(stack, lambda index, target: self._read_rows(target, heights, rows[index]))
 
     def shared_expert(self, prefix: str) -> tuple[kernels.Weight, kernels.Weight]:
@@ -165,19 +176,30 @@ class Builder:
 
     def _read_into(self, target: torch.Tensor, name: str) -> None:
         """Fill `target` with one tensor; a quantized one is dequantized. Raises ModelError naming file and tensor."""
+
+        def fill(stored: torch.Tensor, scale: torch.Tensor | None) -> None:
+            if scale is None:
+                target.copy_(stored)
+            else:
+                dequantize_into(target, stored.to(target.device), scale.to(target.device))
+
+        self._take(name, fill)
+
+    def _take(self, name: str, use: Callable[[torch.Tensor, Any], None]) -> None:
+        """use(tensor as stored, its scales or None); a ValueError becomes a ModelError naming file and tensor."""
         source = self._sources[name]
         stored = self._checkpoint.read(source.name)
-        if source.scale is None:
-            target.copy_(stored)
-        else:
-            scale = self._checkpoint.read(source.scale)
-            try:
-                dequantize_into(target, stored.to(target.device), scale.to(target.device))
-            except ValueError as error:
-                file = self._checkpoint.tensors[source.name].file
-                raise ModelError(f"{file}: tensor {source.name}: {error}") from error
+        scale = None if source.scale is None else self._checkpoint.read(source.scale)
+        try:
+            use(stored, scale)
+        except ValueError as error:
+            file = self._checkpoint.tensors[source.name].file
+            raise ModelError(f"{file}: tensor {source.name}: {error}") from error
         if self._progress is not None:
             self._progress.add(self._num_bytes(name))
+
+    def _is_fp4(self, name: str) -> bool:
+        return self._checkpoint.tensors[self._sources[name].name].dtype in PACKED_FP4
 
     def _is_needed(self, name: str) -> bool:
         """Whether this rank reads the tensor: all but the experts of other ranks and what stays in its file."""

@@ -26,8 +26,8 @@ class MoE:
     gate: torch.Tensor  # [E, hidden] fp32
     bias: torch.Tensor | None  # [E] fp32: moves the choice, not the weights
     experts_of_token: torch.Tensor | None  # [vocab, k] int64, hash layers only
-    w13: kernels.Weight  # [E of this rank, 2 * expert_dim, hidden]
-    w2: kernels.Weight  # [E of this rank, hidden, expert_dim]
+    w13: kernels.Weight | kernels.Fp4Weight  # [E of this rank, 2 * expert_dim, hidden]
+    w2: kernels.Weight | kernels.Fp4Weight  # [E of this rank, hidden, expert_dim]
     shared_w13: kernels.Weight  # [2 * expert_dim, hidden]
     shared_w2: kernels.Weight  # [hidden, expert_dim]
     rounding: Rounding

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 _FLOATS = {"F32", "BF16", "F16"}
 _INTEGERS = {"I32", "I64"}
-_PACKED = {"I8", "U8"}  # two FP4 numbers a byte
+PACKED_FP4 = {"I8", "U8"}  # two FP4 numbers a byte
 _QUANTIZED = {"F8_E4M3": {"F8_E8M0", "F32"}, "I8": {"F8_E8M0"}, "U8": {"F8_E8M0"}}  # and formats of its scales
 _MAX_LISTED = 20
 
@@ -88,7 +88,7 @@ def _problem_of_format(item: Stored, scale: Stored | None, *, is_table: bool) ->
 
 def _problem_of_shape(expected: Shape, item: Stored, scale: Stored | None) -> str:
     stored = expected
-    if item.dtype in _PACKED:
+    if item.dtype in PACKED_FP4:
         if len(expected) != 2 or expected[1] % FP4_ROW:
             return f"is packed FP4, which does not divide {list(expected)} into rows of {FP4_ROW}"
         stored = (expected[0], expected[1] // 2)
@@ -96,7 +96,7 @@ def _problem_of_shape(expected: Shape, item: Stored, scale: Stored | None) -> st
         return f"{list(item.shape)} instead of {list(stored)}"
     if scale is None:
         return ""
-    if item.dtype in _PACKED:
+    if item.dtype in PACKED_FP4:
         fits = scale.shape == (expected[0], expected[1] // FP4_ROW)
     else:
         fits = fp8_block(expected, scale.shape) is not None

@@ -37,12 +37,23 @@ class TensorOutline:
         """Of a routed expert: sharded in an expert-parallel group."""
         return ".experts." in self.name
 
+    @property
+    def fp4_bytes(self) -> int:
+        """In FP4, scales included."""
+        return self.num_elements // 2 + self.num_elements // FP4_ROW
+
     def memory_bytes(self, dtype: str) -> int:
+        """As numbers of the model's dtype, where no kernel reads them as they are stored."""
         if self.is_mapped:
             return 0
         if self.storage is Storage.I64:
             return 8 * self.num_elements
         return self.num_elements * (4 if self.is_wide else _DTYPE_BYTES[dtype])
+
+    def packed_bytes(self, dtype: str, stored_bytes: int) -> int:
+        """In memory, where kernels read experts in FP4: those that are stored so (in as many bytes) stay so."""
+        stays = self.is_expert and dtype == "bfloat16" and stored_bytes == self.fp4_bytes
+        return stored_bytes if stays else self.memory_bytes(dtype)
 
     def published_bytes(self, fp8_block: tuple[int, int]) -> int:
         """In a published checkpoint, scales included."""
@@ -51,7 +62,7 @@ class TensorOutline:
             fp8_block = fp8_block if self.storage is Storage.FP8 else FP8_ROW_BLOCK
             return rows * columns + -(-rows // fp8_block[0]) * -(-columns // fp8_block[1])
         if self.storage is Storage.FP4:
-            return self.num_elements // 2 + self.num_elements // FP4_ROW
+            return self.fp4_bytes
         return self.num_elements * _PLAIN_BYTES[self.storage]
 
 

@@ -79,6 +79,8 @@ def test_the_published_weights_of_v4_flash(flash: str, capsys: pytest.CaptureFix
     one_expert = 3 * 4096 * 2048  # elements; half a byte each, and a scale byte for 32
     assert weights["rank_stored_bytes"]["experts"] == 43 * 32 * one_expert * (16 + 1) // 32
     assert weights["rank_memory_bytes"]["experts"] == 43 * 32 * one_expert * 2
+    assert weights["rank_memory_fp4_bytes"]["experts"] == weights["rank_stored_bytes"]["experts"]
+    assert weights["rank_memory_fp4_bytes"]["shared"] == weights["rank_memory_bytes"]["shared"]
     whole = described(capsys, flash)["weights"]
     assert whole["rank_stored_bytes"]["experts"] == 8 * weights["rank_stored_bytes"]["experts"]
     assert whole["rank_stored_bytes"]["shared"] == weights["rank_stored_bytes"]["shared"]

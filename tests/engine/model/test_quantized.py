@@ -15,6 +15,7 @@ from tests.engine.model.harness import PagedRun, random_tokens
 
 from headrace_engine import models
 from headrace_engine.cli import main
+from headrace_engine.kernels import Fp4Stack, Fp4Weight, Weight
 from headrace_engine.models import ModelError
 
 TOKENS = random_tokens(40, seed=9)
@@ -101,6 +102,23 @@ def test_it_is_exactly_the_model_that_its_numbers_stand_for(
     assert torch.equal(PagedRun(ours).prompt(TOKENS), PagedRun(expected).prompt(TOKENS))
 
 
+def test_experts_stay_in_fp4_where_a_kernel_reads_them(
+    quantized_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moes = [layer.moe for layer in models.load(quantized_path).layers]
+    if not Fp4Stack.fits("cpu", torch.bfloat16, [16], 32):
+        assert {type(moe.w13) for moe in moes} == {Weight}
+        pytest.skip("this machine has no kernel for FP4")
+    parts = [part for moe in moes for part in (moe.w13, moe.w2) if isinstance(part, Fp4Weight)]
+    assert len(parts) == 2 * len(moes)
+    assert main(["describe", "-o", "json", str(quantized_path)]) == 0
+    told = json.loads(capsys.readouterr().out)["weights"]["rank_memory_fp4_bytes"]["experts"]
+    assert sum(part.codes.nbytes + part.scales.nbytes for part in parts) == told
+    wide = models.load(quantized_path, dtype="float32").layers[0].moe.w13
+    assert isinstance(wide, Weight)
+    assert torch.equal(parts[0].plain().float(), wide.plain())
+
+
 def change_scales(weights: Weights) -> None:
     """FP8 experts with fp32 scales, as the base checkpoints have them, and blocks of 32, as V4.1 has them."""
     generator = torch.Generator().manual_seed(1)
@@ -151,6 +169,12 @@ def packed_table(weights: Weights) -> None:
     weights["layers.0.ffn.gate.tid2eid"] = weights["layers.0.ffn.gate.tid2eid"].to(torch.int8)
 
 
+def expert_scale_is_nan(weights: Weights) -> None:
+    scale = weights["layers.1.ffn.experts.5.w3.scale"].view(torch.uint8).clone()
+    scale[3, 1] = 255
+    weights["layers.1.ffn.experts.5.w3.scale"] = scale.view(torch.float8_e8m0fnu)
+
+
 def scale_is_nan(weights: Weights) -> None:
     scale = weights["layers.0.attn.wkv.scale"].view(torch.uint8).clone().fill_(255)
     weights["layers.0.attn.wkv.scale"] = scale.view(torch.float8_e8m0fnu)
@@ -165,6 +189,7 @@ def scale_is_nan(weights: Weights) -> None:
         (scale_of_another_grid, r"layers\.0\.attn\.wkv\.weight \[32, 96\] with scales \[2, 2\]"),
         (expert_cut_short, r"experts\.7\.w1\.weight \[64, 32\] instead of \[64, 48\]"),
         (packed_table, r"tid2eid \(I8 instead of integers\)"),
+        (expert_scale_is_nan, r"tensor layers\.1\.ffn\.experts\.5\.w3\.weight: a scale is not a finite number"),
         (scale_is_nan, r"model\.safetensors: tensor layers\.0\.attn\.wkv\.weight: a scale is not a finite number"),
     ],
 )

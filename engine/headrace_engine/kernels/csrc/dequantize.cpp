@@ -1,18 +1,14 @@
-// Weights from a checkpoint's FP4 and FP8 to the model's dtype, and from rows to tiles: once, when they are loaded.
-#include "common.h"
+// Weights from a checkpoint's FP4 and FP8 to the model's dtype: once, when they are loaded.
+#include "fp4.h"
 
 namespace headrace {
-
-constexpr int64_t kRow = 32;  // FP4 elements that share a scale
-constexpr float kFp4[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                            -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 // 16 bytes of two e2m1 each, the low half first -> 32 numbers, through a table of the 16 values times the scale.
 template <class T>
 inline void fp4_group(const uint8_t* packed, float scale, T* out) {
   T table[16];
   for (int code = 0; code < 16; ++code) store(&table[code], kFp4[code] * scale);
-  for (int64_t i = 0; i < kRow / 2; ++i) {
+  for (int64_t i = 0; i < kFp4Row / 2; ++i) {
     out[2 * i] = table[packed[i] & 15];
     out[2 * i + 1] = table[packed[i] >> 4];
   }
@@ -35,9 +31,9 @@ inline void fp4_group<bf16>(const uint8_t* packed, float scale, bf16* out) {
 // packed [rows, columns / 2], scales [rows, columns / 32] -> out [rows, columns].
 template <class T>
 void fp4(const uint8_t* packed, const float* scales, int64_t rows, int64_t columns, T* out) {
-  const int64_t groups = rows * (columns / kRow);
+  const int64_t groups = rows * (columns / kFp4Row);
   for (int64_t group = 0; group < groups; ++group)
-    fp4_group(packed + group * (kRow / 2), scales[group], out + group * kRow);
+    fp4_group(packed + group * (kFp4Row / 2), scales[group], out + group * kFp4Row);
 }
 
 inline float e4m3(int byte) {
@@ -84,18 +80,4 @@ HEADRACE_API void headrace_fp8(int is_bf16, const uint8_t* codes, const float* s
     fp8(codes, scales, rows, columns, block_rows, block_columns, static_cast<bf16*>(out));
   else
     fp8(codes, scales, rows, columns, block_rows, block_columns, static_cast<float*>(out));
-}
-
-// Pairs of bf16: rows [tiles, 16, depth] -> tiles [tiles, depth, 16], as packed.h reads them.
-HEADRACE_API void headrace_pack(const uint32_t* rows, int64_t tiles, int64_t depth, uint32_t* out) {
-  constexpr int64_t kLanes = 16;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const uint32_t* from = rows + tile * kLanes * depth;
-    uint32_t* to = out + tile * kLanes * depth;
-    for (int64_t first = 0; first < depth; first += kLanes) {  // a square of 16 stays in the first cache
-      const int64_t end = std::min(depth, first + kLanes);
-      for (int64_t lane = 0; lane < kLanes; ++lane)
-        for (int64_t i = first; i < end; ++i) to[i * kLanes + lane] = from[lane * depth + i];
-    }
-  }
 }

@@ -2,69 +2,73 @@
 #include <vector>
 
 #include "dot_tile.h"
-#include "packed.h"
+#include "packed_fp4.h"
 #include "records.h"
 
 namespace headrace {
 
-constexpr int64_t kRowsPerItem = 48;  // rows of one expert that one thread takes at a time
+constexpr int64_t kRowsPerItem = 48;     // rows of one expert that one thread takes at a time
+constexpr int64_t kFp4RowsPerItem = 96;  // of FP4, which each item unpacks anew
 
 struct Item {
   int64_t expert, first, last;  // rows [first, last) of the order below
+};
+
+struct Weights {
+  const void* data;       // [experts, n, k] in the model's dtype; or in FP4, as packed_fp4.h has it
+  const uint8_t* scales;  // of FP4
+  bool is_packed;
 };
 
 template <class T>
 struct Experts {
   const T* rows;         // [., dim]
   const float* weights;  // [.] or null
-  const T *w13, *w2;     // [experts, 2 * width, dim], [experts, dim, width]
+  Weights w13, w2;       // [experts, 2 * width, dim], [experts, dim, width]
   int64_t dim, width;
   int64_t round_block;  // elements of what W2 reads that share an e4m3 scale; 0: it is not rounded
   float limit;
-  bool w13_packed, w2_packed;
   T* out;  // [., dim]
 };
 
-struct Scratch {  // one thread's, for kRowsPerItem rows
+template <class T>
+struct Scratch {  // one thread's, for the rows of an item
   Floats gate_up;
-  std::vector<uint8_t> hidden;  // in the model's dtype
+  std::vector<T> hidden;
+  std::vector<T, CacheAligned<T>> panel;
   Floats rounded;
   std::vector<uint8_t> record;
 };
 
-template <class T>
-void gate_up(const Experts<T>& e, const T* const* x, int64_t num, int64_t expert, float* out) {
-  const T* weight = e.w13 + expert * 2 * e.width * e.dim;
+// emit(row, column, value or those of 16 columns): rows of k times the n columns of one expert.
+template <class T, class Emit>
+void multiply_expert(const Weights& w, int64_t expert, int64_t n, int64_t k, const T* const* x, int64_t num,
+                     [[maybe_unused]] Scratch<T>& scratch, Emit emit) {
+  const int64_t first = expert * n * k;
 #ifdef HEADRACE_AVX512_BF16
-  if constexpr (std::is_same_v<T, bf16>)
-    if (e.w13_packed)
-      return multiply_packed(x, num, weight, e.dim, 0, 2 * e.width, [&](int64_t i, int64_t column, __m512 values) {
-        store16(out + i * 2 * e.width + column, values);
-      });
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (w.scales) {
+      const Fp4Tiles tiles{static_cast<const uint32_t*>(w.data) + first / kFp4Inputs, w.scales + first / kFp4Row, k};
+      return multiply_packed_fp4(x, num, tiles, n / kTileColumns, scratch.panel, emit);
+    }
+    if (w.is_packed) return multiply_packed(x, num, static_cast<const T*>(w.data) + first, k, 0, n, emit);
+  }
 #endif
-  multiply(x, num, weight, e.dim, 0, 2 * e.width,
-           [&](int64_t i, int64_t column, float value) { out[i * 2 * e.width + column] = value; });
+  multiply(x, num, static_cast<const T*>(w.data) + first, k, 0, n, emit);
 }
 
 template <class T>
-void down(const Experts<T>& e, const T* const* h, const int64_t* order, int64_t num, int64_t expert) {
-  const T* weight = e.w2 + expert * e.dim * e.width;
+void down(const Experts<T>& e, const T* const* h, const int64_t* order, int64_t num, int64_t expert,
+          Scratch<T>& scratch) {
   const auto share = [&](int64_t i) { return e.weights && !e.round_block ? e.weights[order[i]] : 1.0f; };
-#ifdef HEADRACE_AVX512_BF16
-  if constexpr (std::is_same_v<T, bf16>)
-    if (e.w2_packed)
-      return multiply_packed(h, num, weight, e.width, 0, e.dim, [&](int64_t i, int64_t column, __m512 values) {
-        store16(e.out + order[i] * e.dim + column, _mm512_mul_ps(values, _mm512_set1_ps(share(i))));
-      });
-#endif
-  multiply(h, num, weight, e.width, 0, e.dim, [&](int64_t i, int64_t column, float value) {
-    store(e.out + order[i] * e.dim + column, value * share(i));
+  multiply_expert(e.w2, expert, e.dim, e.width, h, num, scratch, [&](int64_t i, int64_t column, auto values) {
+    store(e.out + order[i] * e.dim + column, times(values, share(i)));
   });
 }
 
 // h <- weight * h, as e4m3 numbers with a power of two for each block: what the model's own W2 reads in training.
 template <class T>
-void round_hidden(const Experts<T>& e, float weight, T* h, Scratch& scratch) {
+void round_hidden(const Experts<T>& e, float weight, T* h, Scratch<T>& scratch) {
   const Record record{e.width, 0, e.round_block, 8, 0, Scale::kUe8m0, 1e-4f};
   scratch.rounded.resize(e.width);
   scratch.record.resize(record.value_bytes() + record.scale_bytes());
@@ -76,13 +80,16 @@ void round_hidden(const Experts<T>& e, float weight, T* h, Scratch& scratch) {
 
 // out = weight * W2 (silu(min(gate, limit)) * clip(up, -limit, limit)) for rows order[0 .. num) of one expert.
 template <class T>
-void expert_rows(const Experts<T>& e, const int64_t* order, int64_t num, int64_t expert, Scratch& scratch) {
-  const T *x[kRowsPerItem], *h[kRowsPerItem];
-  T* hidden = reinterpret_cast<T*>(scratch.hidden.data());
+void expert_rows(const Experts<T>& e, const int64_t* order, int64_t num, int64_t expert, Scratch<T>& scratch) {
+  const T *x[kFp4RowsPerItem], *h[kFp4RowsPerItem];
+  T* hidden = scratch.hidden.data();
   for (int64_t i = 0; i < num; ++i) x[i] = e.rows + order[i] * e.dim, h[i] = hidden + i * e.width;
-  gate_up(e, x, num, expert, scratch.gate_up.data());
+  float* gate_up = scratch.gate_up.data();
+  multiply_expert(e.w13, expert, 2 * e.width, e.dim, x, num, scratch, [&](int64_t i, int64_t column, auto values) {
+    store(gate_up + i * 2 * e.width + column, values);
+  });
   for (int64_t i = 0; i < num; ++i) {
-    const float *gates = scratch.gate_up.data() + i * 2 * e.width, *ups = gates + e.width;
+    const float *gates = gate_up + i * 2 * e.width, *ups = gates + e.width;
 #pragma omp simd
     for (int64_t k = 0; k < e.width; ++k) {
       const float gate = std::min(rounded<T>(gates[k]), e.limit);
@@ -91,13 +98,13 @@ void expert_rows(const Experts<T>& e, const int64_t* order, int64_t num, int64_t
     }
     if (e.round_block) round_hidden(e, e.weights ? e.weights[order[i]] : 1.0f, hidden + i * e.width, scratch);
   }
-  down(e, h, order, num, expert);
+  down(e, h, order, num, expert, scratch);
 }
 
 // Rows sorted by expert (stable), cut into items of one expert each. Rows of no expert are zeroed and left out.
 template <class T>
 std::vector<Item> plan(const int64_t* experts, int64_t num_rows, int64_t num_experts, int64_t dim,
-                       std::vector<int64_t>& order, T* out) {
+                       int64_t rows_per_item, std::vector<int64_t>& order, T* out) {
   std::vector<int64_t> ends(num_experts + 1, 0);
   for (int64_t row = 0; row < num_rows; ++row) {
     if (experts && experts[row] < 0)
@@ -108,8 +115,8 @@ std::vector<Item> plan(const int64_t* experts, int64_t num_rows, int64_t num_exp
   for (int64_t e = 0; e < num_experts; ++e) ends[e + 1] += ends[e];
   std::vector<Item> items;
   for (int64_t e = 0; e < num_experts; ++e)
-    for (int64_t first = ends[e]; first < ends[e + 1]; first += kRowsPerItem)
-      items.push_back({e, first, std::min(first + kRowsPerItem, ends[e + 1])});
+    for (int64_t first = ends[e]; first < ends[e + 1]; first += rows_per_item)
+      items.push_back({e, first, std::min(first + rows_per_item, ends[e + 1])});
   order.resize(ends[num_experts]);
   for (int64_t row = 0; row < num_rows; ++row)
     if (!experts || experts[row] >= 0) order[ends[experts ? experts[row] : 0]++] = row;
@@ -119,13 +126,14 @@ std::vector<Item> plan(const int64_t* experts, int64_t num_rows, int64_t num_exp
 template <class T>
 void run_experts(const Experts<T>& e, const int64_t* experts, int64_t num_rows, int64_t num_experts) {
   std::vector<int64_t> order;
-  const std::vector<Item> items = plan(experts, num_rows, num_experts, e.dim, order, e.out);
+  const int64_t rows_per_item = e.w13.scales ? kFp4RowsPerItem : kRowsPerItem;
+  const std::vector<Item> items = plan(experts, num_rows, num_experts, e.dim, rows_per_item, order, e.out);
   const int64_t num_items = static_cast<int64_t>(items.size());
 #pragma omp parallel if (num_items > 1)
   {
-    Scratch scratch;
-    scratch.gate_up.resize(kRowsPerItem * 2 * e.width);
-    scratch.hidden.resize(kRowsPerItem * e.width * sizeof(T));
+    Scratch<T> scratch;
+    scratch.gate_up.resize(rows_per_item * 2 * e.width);
+    scratch.hidden.resize(rows_per_item * e.width);
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < num_items; ++i)
       expert_rows(e, order.data() + items[i].first, items[i].last - items[i].first, items[i].expert, scratch);
@@ -133,11 +141,11 @@ void run_experts(const Experts<T>& e, const int64_t* experts, int64_t num_rows, 
 }
 
 template <class T>
-void experts_typed(const void* rows, const int64_t* experts, const float* weights, const void* w13, const void* w2,
+void experts_typed(const void* rows, const int64_t* experts, const float* weights, Weights w13, Weights w2,
                    int64_t num_rows, int64_t num_experts, int64_t dim, int64_t width, int64_t round_block, float limit,
-                   bool w13_packed, bool w2_packed, void* out) {
-  run_experts(Experts<T>{static_cast<const T*>(rows), weights, static_cast<const T*>(w13), static_cast<const T*>(w2),
-                         dim, width, round_block, limit, w13_packed, w2_packed, static_cast<T*>(out)},
+                   void* out) {
+  run_experts(Experts<T>{static_cast<const T*>(rows), weights, w13, w2, dim, width, round_block, limit,
+                         static_cast<T*>(out)},
               experts, num_rows, num_experts);
 }
 
@@ -198,12 +206,12 @@ void route(const T* x, const float* gate, const float* bias, const int64_t* forc
 using namespace headrace;
 
 HEADRACE_API void headrace_experts(int is_bf16, int w13_packed, int w2_packed, const void* rows, const int64_t* experts,
-                                   const float* weights, const void* w13, const void* w2, int64_t num_rows,
-                                   int64_t num_experts, int64_t dim, int64_t width, int64_t round_block, float limit,
-                                   void* out) {
+                                   const float* weights, const void* w13, const uint8_t* w13_scales, const void* w2,
+                                   const uint8_t* w2_scales, int64_t num_rows, int64_t num_experts, int64_t dim,
+                                   int64_t width, int64_t round_block, float limit, void* out) {
   const auto call = is_bf16 ? experts_typed<bf16> : experts_typed<float>;
-  call(rows, experts, weights, w13, w2, num_rows, num_experts, dim, width, round_block, limit, w13_packed != 0,
-       w2_packed != 0, out);
+  call(rows, experts, weights, {w13, w13_scales, w13_packed != 0}, {w2, w2_scales, w2_packed != 0}, num_rows,
+       num_experts, dim, width, round_block, limit, out);
 }
 
 HEADRACE_API void headrace_sum_choices(int is_bf16, const void* rows, int64_t tokens, int64_t k, int64_t dim,

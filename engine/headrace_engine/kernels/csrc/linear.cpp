@@ -33,7 +33,7 @@ void packed_block(const Linear<bf16, Out>& l, int64_t group, const bf16* const* 
                   int64_t first, int64_t last) {
   multiply_packed(x, last_row - first_row, l.weight + group * l.columns * l.k, l.k, first, last,
                   [&](int64_t row, int64_t column, __m512 values) {
-                    store16(l.y + ((first_row + row) * l.groups + group) * l.columns + column, values);
+                    store(l.y + ((first_row + row) * l.groups + group) * l.columns + column, values);
                   });
 }
 #endif

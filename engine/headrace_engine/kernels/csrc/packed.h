@@ -115,11 +115,14 @@ inline void multiply_packed(const bf16* const* x, int64_t num_rows, const bf16* 
     multiply_panels<false>(x, num_rows, weight, k, first, last, emit);
 }
 
-inline void store16(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
-inline void store16(bf16* to, __m512 x) {
+inline void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
+inline void store(bf16* to, __m512 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x));
 }
+inline __m512 times(__m512 x, float factor) { return _mm512_mul_ps(x, _mm512_set1_ps(factor)); }
 
 #endif
+
+inline float times(float x, float factor) { return x * factor; }
 
 }  // namespace headrace
