@@ -1,4 +1,4 @@
-"""kopf, used level-triggered: indices of what exists, and events that only say which deployment to look at.
+"""kopf, used level-triggered: indices of what exists, which say which deployment to look at (`store.py`).
 
 All handlers are coroutines: kopf would run plain functions in threads. Nothing else of kopf is used: its handlers for
 creation, update, deletion, timers and daemons would write finalizers and annotations into the resources and keep state
@@ -20,7 +20,7 @@ from headrace_operator.workqueue import Key, WorkQueue
 
 
 def build_registry(queue: WorkQueue) -> kopf.OperatorRegistry:
-    """All handlers: one index and one event handler per kind, and the log-in."""
+    """All handlers: one index per kind, the log-in, and what lets the queue be worked on."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -32,15 +32,17 @@ def build_registry(queue: WorkQueue) -> kopf.OperatorRegistry:
         return {Key(namespace or "", name): slim(body, names.KIND)}
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
-    async def deployment_changed(namespace: str | None, name: str, **_: Any) -> None:
-        queue.add(Key(namespace or "", name))
+    async def deployment_changed(**_: Any) -> None:
+        # kopf calls this once the lists of all kinds are in the indices. A pass before that would miss children; and
+        # without any deployment there is nothing to do.
+        queue.open()
 
     for kind in CHILD_KINDS:
-        _watch_children(registry, queue, kind)
+        _watch_children(registry, kind)
     return registry
 
 
-def _watch_children(registry: kopf.OperatorRegistry, queue: WorkQueue, kind: str) -> None:
+def _watch_children(registry: kopf.OperatorRegistry, kind: str) -> None:
     selector = RESOURCES[kind]
     label = {names.LABEL_MANAGED_BY: names.MANAGER}
 
@@ -48,12 +50,6 @@ def _watch_children(registry: kopf.OperatorRegistry, queue: WorkQueue, kind: str
     async def index_child(body: kopf.Body, **_: Any) -> dict[Key, Any] | None:
         key = key_of_child(body)
         return {key: slim(body, kind)} if key else None
-
-    @kopf.on.event(*selector, labels=label, registry=registry)
-    async def child_changed(body: kopf.Body, **_: Any) -> None:
-        key = key_of_child(body)
-        if key:
-            queue.add(key)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):

@@ -42,8 +42,8 @@ async def serve(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with connect() as cluster, Engines() as engines:
-        queue = WorkQueue()
-        store = Store(CHILD_KINDS)
+        queue = WorkQueue(is_open=False)
+        store = Store(CHILD_KINDS, queue.add)
         resync = Resync(cluster, store, queue, args.namespaces)
         lease = _lease(cluster, args.lease)
         health = Health(resync, lease)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import kopf
 from kopf._core.engines.indexing import OperatorIndexers  # what kopf.operator(indexers=) takes, for embedders
 
 from headrace_operator import names
@@ -36,11 +37,36 @@ def key_of_child(body: Mapping[str, Any]) -> Key | None:
     return Key(metadata["namespace"], name) if name else None
 
 
-class Store:
-    """Read access to the indices that `handlers.py` fills."""
+class _TellingIndexers(OperatorIndexers):
+    """Indices that say which deployment to look at once they have taken a change in.
 
-    def __init__(self, child_kinds: tuple[str, ...]) -> None:
-        self.indexers = OperatorIndexers()
+    An event handler of kopf's beside each index would say it as well, and cost as much again as the index: of a
+    thousand new pods each comes with three events."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def replace(self, body: kopf.Body, outcomes: Any) -> None:
+        super().replace(body, outcomes)
+        for outcome in outcomes.values():
+            for key in outcome.result or ():
+                self._changed(key)
+
+    def discard(self, body: kopf.Body) -> None:
+        super().discard(body)
+        metadata = body["metadata"]
+        is_deployment = body.get("kind") == names.KIND
+        key = Key(metadata.get("namespace") or "", metadata["name"]) if is_deployment else key_of_child(body)
+        if key:
+            self._changed(key)
+
+
+class Store:
+    """Read access to the indices that `handlers.py` fills. `changed` is called with each key that may look new."""
+
+    def __init__(self, child_kinds: tuple[str, ...], changed: Callable[[Key], None] = lambda key: None) -> None:
+        self.indexers = _TellingIndexers(changed)
         self._child_kinds = child_kinds
 
     def deployment(self, key: Key) -> Body | None:

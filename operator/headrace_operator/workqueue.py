@@ -34,9 +34,12 @@ class ExpectedError(Exception):
 
 
 class WorkQueue:
-    """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once."""
+    """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once.
 
-    def __init__(self) -> None:
+    One that is not open takes keys, but gives none out until `open` is called."""
+
+    def __init__(self, is_open: bool = True) -> None:
+        self.is_open = is_open
         self._waiting: dict[Key, float] = {}  # since when (monotonic seconds), in order, each once
         self._active: set[Key] = set()
         self._again: set[Key] = set()  # added while active
@@ -56,9 +59,14 @@ class WorkQueue:
             return
         self._waiting.setdefault(key, time.monotonic())
         metrics.QUEUE_DEPTH.set(len(self._waiting))
-        task = asyncio.get_running_loop().create_task(self._notify())
-        self._notifiers.add(task)
-        task.add_done_callback(self._notifiers.discard)
+        self._wake_one()
+
+    def open(self) -> None:
+        """Let the keys be worked on that have come so far, and all others."""
+        if not self.is_open:
+            self.is_open = True
+            for _ in self._waiting:
+                self._wake_one()
 
     def oldest_seconds(self) -> float:
         """How long the key that has waited longest has waited by now; 0 if none waits."""
@@ -80,6 +88,11 @@ class WorkQueue:
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
+
+    def _wake_one(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._notify())
+        self._notifiers.add(task)
+        task.add_done_callback(self._notifiers.discard)
 
     async def _notify(self) -> None:
         async with self._wake:
@@ -109,7 +122,7 @@ class WorkQueue:
 
     async def _take(self) -> Key:
         async with self._wake:
-            await self._wake.wait_for(lambda: self._waiting)
+            await self._wake.wait_for(lambda: self.is_open and self._waiting)
             key = next(iter(self._waiting))
             metrics.QUEUE_SECONDS.observe(time.monotonic() - self._waiting.pop(key))
             metrics.QUEUE_DEPTH.set(len(self._waiting))

@@ -1,0 +1,86 @@
+"""The store as kopf fills it: who is told of a change, when, and what is there by then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kopf._cogs.structs.ephemera import Memo
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions import lifecycles
+from kopf._core.reactor.inventory import ResourceMemories
+from kopf._core.reactor.processing import process_resource_event
+from tests.operator.worlds import FakeCluster, stored
+
+from headrace_operator import names
+from headrace_operator.cluster import CHILD_KINDS, RESOURCES
+from headrace_operator.handlers import build_registry, settings
+from headrace_operator.store import Store
+from headrace_operator.workqueue import Key, WorkQueue
+
+DEMO = Key("default", "demo")
+
+
+class Watched:
+    """A store behind kopf, fed with events by hand; each key that it tells, with what it had of it by then."""
+
+    def __init__(self) -> None:
+        self.queue = WorkQueue(is_open=False)
+        self.store = Store(CHILD_KINDS, self._changed)
+        self.told: list[tuple[Key, int]] = []
+        self._registry = build_registry(self.queue)
+        self.store.indexers.ensure(self._registry._indexing.get_all_handlers())
+        self._memories = ResourceMemories()
+
+    def _changed(self, key: Key) -> None:
+        self.told.append((key, len(self.store.children(key)) + (self.store.deployment(key) is not None)))
+
+    async def show(self, change: str, body: dict[str, Any]) -> None:
+        group, version, plural = RESOURCES[body["kind"]]
+        await process_resource_event(
+            lifecycle=lifecycles.all_at_once,
+            indexers=self.store.indexers,
+            registry=self._registry,
+            settings=settings(),
+            memories=self._memories,
+            memobase=Memo(),
+            resource=Resource(group=group, version=version, plural=plural, kind=body["kind"], namespaced=True),
+            raw_event={"type": change, "object": body},  # type: ignore[typeddict-item]
+            event_queue=asyncio.Queue(),
+        )
+
+
+def a_pod() -> dict[str, Any]:
+    cluster = FakeCluster()
+    cluster.settle(stored())
+    return next(iter(cluster.pods().values()))
+
+
+def a_deployment() -> dict[str, Any]:
+    return stored().model_dump(mode="json", by_alias=True) | {"kind": names.KIND}
+
+
+@pytest.mark.parametrize("make", [a_pod, a_deployment])
+async def test_a_change_is_told_once_the_store_has_it(make: Any) -> None:
+    watched = Watched()
+    for change, num_known in (("ADDED", 1), ("MODIFIED", 1), ("DELETED", 0)):
+        await watched.show(change, make())
+        assert watched.told.pop() == (DEMO, num_known)
+    assert watched.told == []
+
+
+async def test_what_belongs_to_no_deployment_is_told_to_nobody() -> None:
+    watched, pod = Watched(), a_pod()
+    del pod["metadata"]["labels"][names.LABEL_DEPLOYMENT]
+    for change in ("ADDED", "DELETED"):
+        await watched.show(change, pod)
+    assert watched.told == []
+
+
+async def test_the_queue_opens_with_the_first_deployment_that_kopf_hands_on() -> None:
+    watched = Watched()
+    await watched.show("ADDED", a_pod())
+    assert not watched.queue.is_open
+    await watched.show("ADDED", a_deployment())
+    assert watched.queue.is_open
