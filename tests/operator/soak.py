@@ -116,6 +116,9 @@ def _of_status(deployment: Body, num_failures: int) -> Iterator[str]:
             yield f"{kind} is {condition['status']}: {condition['reason']}: {condition['message']}"
         if condition["observedGeneration"] != deployment["metadata"]["generation"]:
             yield f"{kind} is of generation {condition['observedGeneration']}"
+    progressing = conditions.get(names.PROGRESSING, {"reason": "Unknown", "message": ""})
+    if progressing["reason"] != names.REASON_SETTLED:
+        yield f"{names.PROGRESSING} says {progressing['reason']}: {progressing['message']}"
     if status.get("leaving"):
         yield f"groups are noted as leaving: {status['leaving']}"
     failures = sum(rebuild["failures"] for rebuild in status.get("rebuilds") or ())

@@ -70,6 +70,11 @@ def old_image(body: dict[str, Any], objects: Objects) -> None:
     a_pod(objects)["spec"]["containers"][0]["image"] = "none:0"
 
 
+def unsettled(body: dict[str, Any], objects: Objects) -> None:
+    condition = next(c for c in body["status"]["conditions"] if c["type"] == names.PROGRESSING)
+    condition["reason"] = names.REASON_CREATING
+
+
 def unobserved(body: dict[str, Any], objects: Objects) -> None:
     body["metadata"]["generation"] = 2
 
@@ -84,6 +89,7 @@ def unobserved(body: dict[str, Any], objects: Objects) -> None:
         (keep_old_service, "has 3 Services"),
         (count_failure, "1 failures are counted, 0 pods were made to fail"),
         (old_image, "has the image none:0"),
+        (unsettled, f"{names.PROGRESSING} says {names.REASON_CREATING}"),
         (unobserved, f"{names.READY} is of generation 1"),
     ],
 )
