@@ -7,6 +7,8 @@ namespace headrace {
 
 constexpr int kMaxStreams = 8;
 constexpr int64_t kParallelTokens = 8;  // one token is about 3 us
+constexpr int64_t kTokens = 4;          // of many, so many share what is read of fn and the latency of Sinkhorn's steps
+constexpr int64_t kManyTokens = 32;
 
 // Sinkhorn-Knopp on a [n, n] matrix, columns first and last; every divisor has eps added.
 inline void sinkhorn(float* a, int64_t n, int64_t iterations, float eps) {
@@ -22,22 +24,26 @@ inline void sinkhorn(float* a, int64_t n, int64_t iterations, float eps) {
 }
 
 #ifdef HEADRACE_AVX512
-// The same for four streams: the matrix is one register, a row is one of its quarters.
+// The same for N matrices of four streams: each is one register, a row is one of its quarters.
+template <int N>
 inline void sinkhorn4(float* a, int64_t iterations, float eps) {
   const __m512 epsilon = _mm512_set1_ps(eps);
-  __m512 x = _mm512_loadu_ps(a);
-  for (int64_t step = 0; step < 2 * iterations - 1; ++step) {
-    __m512 sum;
-    if (step % 2 == 0) {
-      sum = _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0x4e));
-      sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0xb1));
-    } else {
-      sum = _mm512_add_ps(x, _mm512_permute_ps(x, 0x4e));
-      sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+  __m512 x[N];
+  for (int i = 0; i < N; ++i) x[i] = _mm512_loadu_ps(a + 16 * i);
+  for (int64_t step = 0; step < 2 * iterations - 1; ++step)
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      __m512 sum;
+      if (step % 2 == 0) {
+        sum = _mm512_add_ps(x[i], _mm512_shuffle_f32x4(x[i], x[i], 0x4e));
+        sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0xb1));
+      } else {
+        sum = _mm512_add_ps(x[i], _mm512_permute_ps(x[i], 0x4e));
+        sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+      }
+      x[i] = _mm512_div_ps(x[i], _mm512_add_ps(sum, epsilon));
     }
-    x = _mm512_div_ps(x, _mm512_add_ps(sum, epsilon));
-  }
-  _mm512_storeu_ps(a, x);
+  for (int i = 0; i < N; ++i) _mm512_storeu_ps(a + 16 * i, x[i]);
 }
 #endif
 
@@ -47,12 +53,14 @@ struct MixWeights {
   float rms_eps, hc_eps;
 };
 
-// logits[o] = (fn[o] . x) / rms(x) for x [num_streams * dim], o < outputs.
-inline void stream_logits(const float* x, const MixWeights& w, int64_t outputs, float* logits) {
+// logits [num, outputs] = (fn[o] . x) / rms(x) of x [num <= kTokens, num_streams * dim].
+inline void stream_logits(const float* x, int64_t num, const MixWeights& w, int64_t outputs, float* logits) {
   const int64_t size = w.num_streams * w.dim;
-  const float factor = inverse_rms(x, size, w.rms_eps);
-  multiply_rows<float, 1>(&x, w.fn, size, 0, outputs,
-                          [&](int, int64_t o, float value) { logits[o] = value * factor; });
+  const float* rows[kTokens];
+  float factors[kTokens];
+  for (int64_t i = 0; i < num; ++i) rows[i] = x + i * size, factors[i] = inverse_rms(rows[i], size, w.rms_eps);
+  multiply(rows, num, w.fn, size, 0, outputs,
+           [&](int64_t i, int64_t o, float value) { logits[i * outputs + o] = value * factors[i]; });
 }
 
 // out [dim] = RMSNorm(sum_i pre_i x_i); the sum is rounded to T first, since the norm reads it in the model's dtype.
@@ -71,6 +79,7 @@ inline void collapse(const float* x, const float* pre, const MixWeights& w, floa
   narrow(sum, w.dim, out);
 }
 
+// The matrix [n, n] before it is made doubly stochastic.
 inline void mixing_matrix(const float* logits, const float* base, float scale, const MixWeights& w, float* comb) {
   const int64_t n = w.num_streams;
   for (int64_t i = 0; i < n; ++i) {
@@ -80,32 +89,46 @@ inline void mixing_matrix(const float* logits, const float* base, float scale, c
     for (int64_t j = 0; j < n; ++j) sum += row[j] = fast_exp(row[j] - top);
     for (int64_t j = 0; j < n; ++j) row[j] = row[j] / sum + w.hc_eps;
   }
+}
+
+// `num` <= kTokens matrices [n, n], made so.
+inline void balance(float* comb, int64_t num, const MixWeights& w) {
+  int64_t i = 0;
 #ifdef HEADRACE_AVX512
-  if (n == 4) return sinkhorn4(comb, w.iterations, w.hc_eps);
+  if (w.num_streams == 4 && num == kTokens) return sinkhorn4<kTokens>(comb, w.iterations, w.hc_eps);
+  if (w.num_streams == 4)
+    for (; i < num; ++i) sinkhorn4<1>(comb + 16 * i, w.iterations, w.hc_eps);
 #endif
-  sinkhorn(comb, n, w.iterations, w.hc_eps);
+  for (; i < num; ++i) sinkhorn(comb + i * w.num_streams * w.num_streams, w.num_streams, w.iterations, w.hc_eps);
 }
 
 // given_pre [tokens, num_streams]: what to collapse with instead of this site's own, which goes to own_pre if that is given.
 template <class T>
 void mix(const T* streams, const MixWeights& w, int64_t tokens, const float* given_pre, T* normed, float* own_pre,
          float* post, float* comb) {
-  const int64_t n = w.num_streams, size = n * w.dim;
+  const int64_t n = w.num_streams, size = n * w.dim, outputs = (2 + n) * n;
+  const int64_t block = tokens < kManyTokens ? 1 : kTokens;
 #pragma omp parallel if (tokens >= kParallelTokens)
   {
-    Floats wide(size + w.dim);
+    Floats wide(block * size), sum(w.dim);
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; ++t) {
-      float logits[(2 + kMaxStreams) * kMaxStreams], pre[kMaxStreams];
-      widen(streams + t * size, size, wide.data());
-      stream_logits(wide.data(), w, (2 + n) * n, logits);
-      for (int64_t i = 0; i < n; ++i) {
-        pre[i] = sigmoid(w.scale[0] * logits[i] + w.base[i]) + w.hc_eps;
-        post[t * n + i] = 2.0f * sigmoid(w.scale[1] * logits[n + i] + w.base[n + i]);
+    for (int64_t first = 0; first < tokens; first += block) {
+      const int64_t num = std::min(block, tokens - first);
+      float logits[kTokens * (2 + kMaxStreams) * kMaxStreams], pre[kMaxStreams];
+      widen(streams + first * size, num * size, wide.data());
+      stream_logits(wide.data(), num, w, outputs, logits);
+      for (int64_t t = first; t < first + num; ++t) {
+        const float* own = logits + (t - first) * outputs;
+        for (int64_t i = 0; i < n; ++i) {
+          pre[i] = sigmoid(w.scale[0] * own[i] + w.base[i]) + w.hc_eps;
+          post[t * n + i] = 2.0f * sigmoid(w.scale[1] * own[n + i] + w.base[n + i]);
+        }
+        mixing_matrix(own + 2 * n, w.base + 2 * n, w.scale[2], w, comb + t * n * n);
+        const float* shares = given_pre ? given_pre + t * n : pre;
+        collapse(wide.data() + (t - first) * size, shares, w, sum.data(), normed + t * w.dim);
+        if (own_pre) std::copy_n(pre, n, own_pre + t * n);
       }
-      mixing_matrix(logits + 2 * n, w.base + 2 * n, w.scale[2], w, comb + t * n * n);
-      collapse(wide.data(), given_pre ? given_pre + t * n : pre, w, wide.data() + size, normed + t * w.dim);
-      if (own_pre) std::copy_n(pre, n, own_pre + t * n);
+      balance(comb + first * n * n, num, w);
     }
   }
 }
@@ -120,7 +143,7 @@ void head(const T* streams, const MixWeights& w, int64_t tokens, T* normed) {
     for (int64_t t = 0; t < tokens; ++t) {
       float logits[kMaxStreams];
       widen(streams + t * size, size, wide.data());
-      stream_logits(wide.data(), w, n, logits);
+      stream_logits(wide.data(), 1, w, n, logits);
       for (int64_t i = 0; i < n; ++i) logits[i] = sigmoid(w.scale[0] * logits[i] + w.base[i]) + w.hc_eps;
       collapse(wide.data(), logits, w, wide.data() + size, normed + t * w.dim);
     }
