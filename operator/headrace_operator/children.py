@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace_operator import names
-from headrace_operator.drift import WRITTEN_ONCE, has_drifted, metadata_repair
+from headrace_operator.drift import WRITTEN_ONCE, has_drifted, is_as_rendered, metadata_repair
 from headrace_operator.history import to_keep
 from headrace_operator.observe import Observed
 from headrace_operator.plans import Note
@@ -60,7 +60,8 @@ def applications_of(wanted: list[Body], observed: Observed) -> tuple[list[Applic
             applications.append(Application(repair, is_new=False))
             if live.get("revision") != body.get("revision"):
                 continue  # wanted once more: no one has touched it
-            notes.append(Note("ChildApplied", f"{key[0]} {key[1]} is brought back to what is wanted"))
+            how = "was edited and is brought back" if is_as_rendered(live, body) else "is brought up to date"
+            notes.append(Note("ChildApplied", f"{key[0]} {key[1]} {how}"))
     return applications, notes
 
 

@@ -33,6 +33,11 @@ def has_drifted(live: Body, desired: Body) -> bool:
     )
 
 
+def is_as_rendered(live: Body, desired: Body) -> bool:
+    """Whether `live` was last applied as it would be now, so that what differs is somebody's edit."""
+    return desired["kind"] in WRITTEN_ONCE or _stamp(live) == _stamp(desired)
+
+
 def status_has_drifted(live: Body, wanted: Body) -> bool:
     """Whether the live status says less, more or other than `wanted`; other people's conditions are their own."""
     conditions = {condition["type"]: condition for condition in live.get("conditions") or ()}

@@ -39,7 +39,15 @@ def test_a_deleted_child_is_made_again_and_an_edited_one_repaired() -> None:
     assert [(a.body["kind"], a.is_new) for a in decision.apply] == [("Service", True), ("Deployment", False)]
     assert set(cluster.objects) == set(whole)
     assert cluster.objects["Deployment", "demo-router"]["spec"]["replicas"] == 1
-    assert [note.message for note in decision.repairs] == ["Deployment demo-router is brought back to what is wanted"]
+    assert [note.message for note in decision.repairs] == ["Deployment demo-router was edited and is brought back"]
+
+
+def test_a_child_that_is_rendered_otherwise_is_no_edit() -> None:
+    cluster = FakeCluster()
+    cluster.settle(stored({"spec.roles.1.replicas": 2}))
+    decision = cluster.run(stored({"spec.roles.1.replicas": 3}, generation=2))
+    (note,) = decision.repairs
+    assert note.message == "PodDisruptionBudget demo-decode-leaders is brought up to date"
 
 
 def test_a_relabelled_pod_gets_its_label_back_and_nothing_else_is_written_to_it() -> None:
