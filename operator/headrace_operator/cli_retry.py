@@ -52,5 +52,6 @@ async def _retry(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any
         names.CLI_MANAGER,
     )
     for rebuild in chosen:
-        print(f"{rebuild.role} group {rebuild.group} is made again (it failed {rebuild.failures} times in a row)")
+        times = "once" if rebuild.failures == 1 else f"{rebuild.failures} times in a row"
+        print(f"{rebuild.role} group {rebuild.group} is made again (it failed {times})")
     return 0

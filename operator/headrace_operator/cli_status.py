@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headrace_operator.cli_cluster import add_deployment, with_deployment
@@ -41,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
 async def _show(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]) -> int:
     from headrace_operator.observe import observe
-    from headrace_operator.picture import domain_label, drawn, picture
+    from headrace_operator.picture import as_data, domain_label, drawn, picture
     from headrace_operator.report import status_table
 
     objects: list[dict[str, Any]] = []
@@ -53,7 +52,7 @@ async def _show(args: argparse.Namespace, cluster: Cluster, body: dict[str, Any]
     domains = await _domains(cluster, sorted(nodes), domain_label(body))
     roles = picture(body, observed, domains)
     if args.output == "json":
-        shown = {"name": args.name, "namespace": args.namespace, "roles": [asdict(role) for role in roles]}
+        shown = {"name": args.name, "namespace": args.namespace, "roles": as_data(roles)}
         print(json.dumps({**shown, "status": body.get("status") or {}}, indent=2))
     else:
         print(f"{drawn(roles)}\n{status_table(body)}", end="")

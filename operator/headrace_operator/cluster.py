@@ -269,4 +269,4 @@ class Cluster:
 
 def _translated(error: ApiException, verb: str, kind: str, arguments: Body) -> ClusterError:
     name = arguments.get("name") or (arguments.get("body") or {}).get("metadata", {}).get("name", "")
-    return error_of(error.status, error.body, error.reason, verb, f"{kind} {name}")
+    return error_of(error.status, error.body, error.reason, verb, f"{kind} {name}".rstrip())

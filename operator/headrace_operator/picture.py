@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic.alias_generators import to_camel
 
 from headrace_operator.api_status import RoleStatus, Status
 from headrace_operator.groups import GroupKey, GroupState, Pod, group_state
@@ -98,9 +100,23 @@ def _group(
 
 def _pod(pod: Pod, domains: Mapping[str, str]) -> PodView:
     trouble = f"{pod.trouble.reason}: {pod.trouble.message}" if pod.trouble else ""
+    if pod.is_finished and pod.trouble:
+        trouble = pod.trouble.message  # its reason speaks of the group: one end is no crash loop
     if pod.is_terminating:
         trouble = "is being deleted"
-    return PodView(pod.name, pod.phase, pod.is_ready, pod.node, domains.get(pod.node, ""), trouble)
+    is_ready = pod.is_ready and not pod.is_finished  # the condition may outlive the engine
+    return PodView(pod.name, pod.phase, is_ready, pod.node, domains.get(pod.node, ""), trouble)
+
+
+def as_data(roles: Iterable[RoleView]) -> list[dict[str, Any]]:
+    """The roles as plain data, with names as in the resource's status."""
+    return [_camel(asdict(role)) for role in roles]
+
+
+def _camel(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {to_camel(key): _camel(item) for key, item in value.items()}
+    return [_camel(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def drawn(roles: Iterable[RoleView]) -> str:

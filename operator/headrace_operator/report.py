@@ -26,6 +26,8 @@ def status_table(body: Mapping[str, Any]) -> str:
         parts.append(_autoscaling(status.autoscaling))
     for rebuild in status.rebuilds:
         what = f"failed {rebuild.failures} times in a row, last" if rebuild.failures else "is made again since"
+        if rebuild.failures == 1:
+            what = "failed once,"
         if rebuild.given_up:
             what = f"given up after {rebuild.failures - 1} restarts, the last"
         head = f"{rebuild.role} group {rebuild.group}: {what} {rebuild.last_time}"

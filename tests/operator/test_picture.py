@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from tests.operator.rule_cases import resource
 from tests.operator.worlds import UID, FakeCluster, pod_status, stored
 
 from headrace_operator.api_placement import Placement
 from headrace_operator.observe import observe
-from headrace_operator.picture import DOMAIN_LABEL, RoleView, domain_label, drawn, picture
+from headrace_operator.picture import DOMAIN_LABEL, RoleView, as_data, domain_label, drawn, picture
 from headrace_operator.status import as_applied
 
 CHANGES = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
@@ -60,6 +59,13 @@ def test_each_pod_says_what_keeps_it() -> None:
     assert f"{name}  Pending    no node  ImagePull: pod {name}: ErrImagePull: no such image" in text
 
 
+def test_a_pod_that_has_ended_is_not_ready_whatever_its_condition_says() -> None:
+    cluster = settled()
+    name = next(name for name in cluster.pods() if "decode" in name)
+    cluster.pods()[name]["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    assert f"{name}  Failed     node1  pod {name} ended: Evicted: low on memory" in drawn(view(cluster))
+
+
 def test_an_empty_slot_says_why_it_waits() -> None:
     cluster = settled()
     for name, pod in cluster.pods().items():
@@ -85,11 +91,12 @@ def test_groups_of_an_old_revision_and_surplus_ones_are_marked() -> None:
 
 
 def test_the_same_as_plain_data() -> None:
-    (prefill, _) = json.loads(json.dumps([asdict(role) for role in view(settled(), {"node0": "rack-a"})]))
+    (prefill, _) = json.loads(json.dumps(as_data(view(settled(), {"node0": "rack-a"}))))
     assert (prefill["name"], prefill["wanted"], prefill["ready"]) == ("prefill", 1, 1)
     (group,) = prefill["groups"]
-    assert group["state"] == "Ready"
-    assert (group["pods"][0]["node"], group["pods"][0]["domain"]) == ("node0", "rack-a")
+    assert (group["state"], group["isUpdated"], group["isWanted"]) == ("Ready", True, True)
+    (pod,) = group["pods"]
+    assert (pod["isReady"], pod["node"], pod["domain"]) == (True, "node0", "rack-a")
 
 
 def test_a_deployment_that_nobody_has_looked_at_yet() -> None:
