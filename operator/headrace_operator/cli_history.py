@@ -68,12 +68,24 @@ async def _go_back(args: argparse.Namespace, cluster: Cluster, body: dict[str, A
     except CannotUndo as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
-    if wanted["spec"] == body["spec"]:
+    if _is_same(wanted, body):
         print(f"the spec is that of revision {entry.number} already: nothing to do")
         return 0
     await cluster.replace(wanted)
     print(f"{args.name} goes back to revision {entry.number}")
     return 0
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two resources say the same. What is stored has its defaults written out."""
+    from pydantic import ValidationError
+
+    from headrace_operator.api import DisaggDeployment
+
+    try:
+        return DisaggDeployment.from_stored(one).spec == DisaggDeployment.from_stored(other).spec
+    except ValidationError:
+        return False  # going back may be what makes it valid
 
 
 def history_data(found: list[Any]) -> list[dict[str, Any]]:

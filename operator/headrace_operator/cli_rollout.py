@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from headrace_operator import names
+from headrace_operator.api_scaling import EXTERNAL
 from headrace_operator.cli_cluster import add_context
 from headrace_operator.manifests import ManifestError, load
 
@@ -27,7 +28,7 @@ Without the cluster: --state with the objects of the deployment, from
   kubectl get dd,pods,controllerrevisions,disaggrolescalers -o yaml
 Exit code 1 if the change would not come to its end.
 """
-_KINDS = ("Pod", "ControllerRevision", names.SCALER_KIND)
+_KINDS = ("Pod", "ControllerRevision")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,12 +60,16 @@ def _run(args: argparse.Namespace) -> int:
     name, metadata = deployment.metadata.name, deployment.metadata
     namespace = args.namespace or (metadata.namespace if "namespace" in metadata.model_fields_set else None)
     try:
-        objects = _read(args.state) if args.state else asyncio.run(_fetch(name, namespace, args.context))
+        objects = _read(args.state) if args.state else asyncio.run(_fetch(deployment, namespace, args.context))
     except (ClusterError, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
-    result = _forecast(deployment, name, objects, args.free)
-    print(json.dumps(as_data(result), indent=2) if args.output == "json" else as_text(name, result))
+    stored = next((o for o in objects if o["kind"] == names.KIND and o["metadata"]["name"] == name), None)
+    result = _forecast(deployment, stored, objects, args.free)
+    if args.output == "json":
+        print(json.dumps({"name": name, "exists": stored is not None, **as_data(result)}, indent=2))
+    else:
+        print(as_text(name if stored else f"{name} (which does not exist yet)", result, args.free))
     return 1 if result.blocked else 0
 
 
@@ -85,26 +90,31 @@ def _read(path: str) -> list[dict[str, Any]]:
     return objects
 
 
-async def _fetch(name: str, namespace: str | None, context: str | None) -> list[dict[str, Any]]:
+async def _fetch(deployment: DisaggDeployment, namespace: str | None, context: str | None) -> list[dict[str, Any]]:
     from headrace_operator.connection import connect
 
+    name = deployment.metadata.name
+    # Whoever may see a deployment need not be allowed to see scalers, which only this mode has.
+    kinds = [*_KINDS, *([names.SCALER_KIND] if deployment.spec.scaling.mode == EXTERNAL else [])]
     async with connect(context) as cluster:
         namespace = namespace or cluster.namespace
         resource = await cluster.get(names.KIND, namespace, name)
         objects = [{"kind": names.KIND, **resource}] if resource else []
-        for kind in _KINDS:
+        for kind in kinds:
             objects += [{**body, "kind": kind} for body in await cluster.list_children(kind, namespace, name)]
         return objects
 
 
-def _forecast(deployment: DisaggDeployment, name: str, objects: list[dict[str, Any]], num_free: int | None) -> Forecast:
+def _forecast(
+    deployment: DisaggDeployment, stored: dict[str, Any] | None, objects: list[dict[str, Any]], num_free: int | None
+) -> Forecast:
     from headrace_operator.api_status import Status
     from headrace_operator.forecast import forecast
     from headrace_operator.observe import observe
     from headrace_operator.planning import known_templates, role_states, strategy_of
     from headrace_operator.scaling import scaled
 
-    stored = next((o for o in objects if o["kind"] == names.KIND and o["metadata"]["name"] == name), None)
+    name = deployment.metadata.name
     uid = stored["metadata"]["uid"] if stored else ""
     status = Status.model_validate((stored or {}).get("status") or {})
     children = [
@@ -142,9 +152,11 @@ def as_data(result: Forecast) -> dict[str, Any]:
     }
 
 
-def as_text(name: str, result: Forecast) -> str:
+def as_text(name: str, result: Forecast, num_free: int | None) -> str:
     """The forecast for people: one paragraph a step."""
-    lines = [f"{name}: {len(result.steps)} steps" if result.steps else f"{name}: nothing to do"]
+    num_steps = len(result.steps)
+    what = f"{num_steps} step{'s' if num_steps > 1 else ''}" if num_steps else "nothing to do"
+    lines = [f"{name}: {'no step can be taken' if result.blocked and not num_steps else what}"]
     for number, step in enumerate(result.steps, start=1):
         counts = ", ".join(f"{role} {count}" for role, count in step.available)
         lines.append(f"{number}. meanwhile available: {counts}; in use: {step.num_in_use} {result.unit}")
@@ -153,4 +165,9 @@ def as_text(name: str, result: Forecast) -> str:
             pods = f"{action.num_pods} pod{'s' if action.num_pods > 1 else ''}"
             lines.append(f"   {action.verb:<6} {key.role} group {key.index}, revision {key.revision} ({pods})")
     lines += [f"stops there: {reason}" for reason in result.blocked]
+    is_growing = any(action.verb == "make" for step in result.steps for action in step.actions)
+    if num_free is None and is_growing:
+        lines.append(
+            f"room for all of it is taken for granted; --free N says how many {result.unit} there are to spare"
+        )
     return "\n".join(lines)

@@ -29,7 +29,8 @@ async def connect(context: str | None = None) -> AsyncIterator[Cluster]:
         else:
             namespace = await _load(_kubeconfig(), context, configuration)
     except config.ConfigException as error:
-        raise ClusterError(f"no cluster: {error}; {_HINT}") from error
+        what = f"the kubeconfig has no context {context}" if f"name {context} in" in str(error) else str(error)
+        raise ClusterError(f"no cluster: {what}; {_HINT}") from error
     configuration.connection_pool_maxsize = 0  # no bound: requests have one already, and there are few watches
     async with PlainClient(configuration) as api:
         yield Cluster(api, namespace or "default")

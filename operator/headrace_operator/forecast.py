@@ -52,7 +52,7 @@ def forecast(states: Sequence[RoleState], strategy: Strategy, now: float, num_fr
     steps: list[Step] = []
     max_steps = _MIN_STEPS + _STEPS_PER_GROUP * sum(state.replicas + len(state.groups) for state in states)
     for _ in range(max_steps):
-        plans = plan_deployment(states, strategy, now, _admission(states, total))
+        plans = plan_deployment(states, strategy, now, _admission(states, total, unit))
         step = _step(states, plans)
         if step.actions:
             steps.append(step)
@@ -73,7 +73,7 @@ def _cost(state: RoleState, key: GroupKey) -> int:
     return state.costs.get(key.revision, state.sizes.get(key.revision, 1))
 
 
-def _admission(states: Sequence[RoleState], total: int | None) -> Callable[[GroupKey], str | None]:
+def _admission(states: Sequence[RoleState], total: int | None, unit: str) -> Callable[[GroupKey], str | None]:
     by_role = {state.role: state for state in states}
     used = _in_use(states)
 
@@ -81,7 +81,9 @@ def _admission(states: Sequence[RoleState], total: int | None) -> Callable[[Grou
         nonlocal used
         need = _cost(by_role[key.role], key)
         if total is not None and used + need > total:
-            return f"it needs {need}, {total - used} of {total} are free"
+            return (
+                f"it needs {need} {unit if need != 1 else unit.removesuffix('s')}, {total - used} of {total} are free"
+            )
         used += need
         return None
 

@@ -76,6 +76,6 @@ def test_what_is_no_kubeconfig_is_said_in_a_line_with_what_to_do(
 
 
 async def test_a_context_that_is_not_there_is_named(kubeconfig: Path) -> None:
-    with pytest.raises(ClusterError, match="three"):
+    with pytest.raises(ClusterError, match="the kubeconfig has no context three"):
         async with connect("three"):
             pass
