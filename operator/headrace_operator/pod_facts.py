@@ -138,6 +138,10 @@ def pod_trouble(body: Body) -> Trouble | None:
             text = f"pod {name} waits until its scheduling gates are removed by whoever set them: {', '.join(gates)}"
             return Trouble(names.REASON_SCHEDULING_GATED, text)
         return Trouble(names.REASON_UNSCHEDULABLE, _shortened(f"pod {name}: {scheduled.get('message', 'no node')}"))
+    unmade = _unmade_claims(body)
+    if unmade:
+        text = f"pod {name} waits for its device claims: {', '.join(unmade)} (is the template there, and its driver?)"
+        return Trouble(names.REASON_WAITING_FOR_CLAIM, text)
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
@@ -155,6 +159,19 @@ def pod_trouble(body: Body) -> Trouble | None:
     if any(container.get("started") and not container.get("ready") for container in containers):
         return Trouble(names.REASON_PROBE_FAILING, f"pod {name} has started but its readiness probe fails")
     return Trouble(names.REASON_STARTING, f"pod {name} is starting")
+
+
+def _unmade_claims(body: Body) -> list[str]:
+    """The device claims of a pod that are not made yet. Until they are the scheduler passes it over in silence."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    if spec.get("nodeName") or _condition(status, "PodScheduled"):
+        return []
+    made = {claim["name"] for claim in status.get("resourceClaimStatuses") or () if claim.get("resourceClaimName")}
+    return [
+        f"{claim['name']} of the ResourceClaimTemplate {claim['resourceClaimTemplateName']}"
+        for claim in spec.get("resourceClaims") or ()
+        if claim.get("resourceClaimTemplateName") and claim.get("name") not in made
+    ]
 
 
 def _end_message(pod: str, status: Body, containers: Iterable[Body]) -> str:

@@ -171,6 +171,32 @@ def test_why_a_pod_is_not_ready(status: dict[str, Any], reason: str, part: str) 
     assert part in trouble.message
 
 
+CLAIMS = [
+    {"name": "gpus", "resourceClaimTemplateName": "four-gpus"},
+    {"name": "nic", "resourceClaimTemplateName": "one-nic"},
+    {"name": "shared", "resourceClaimName": "made-by-somebody"},
+]
+ONE_MADE = {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": "p-nic-x"}, {"name": "gpus"}]}
+ALL_MADE = {"resourceClaimStatuses": [{"name": name, "resourceClaimName": f"p-{name}"} for name in ("nic", "gpus")]}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (ONE_MADE, names.REASON_WAITING_FOR_CLAIM),
+        (ALL_MADE, names.REASON_STARTING),
+        ({**ALL_MADE, **UNSCHEDULABLE}, names.REASON_UNSCHEDULABLE),
+    ],
+    ids=["no template", "made", "made, and no devices"],
+)
+def test_a_pod_whose_device_claims_are_not_made_says_which(status: dict[str, Any], reason: str) -> None:
+    trouble = pod_trouble({"metadata": {"name": "p"}, "spec": {"resourceClaims": CLAIMS}, "status": status})
+    assert trouble is not None
+    assert trouble.reason == reason
+    is_told = "p waits for its device claims: gpus of the ResourceClaimTemplate four-gpus (" in trouble.message
+    assert is_told == (reason == names.REASON_WAITING_FOR_CLAIM)
+
+
 def test_a_ready_pod_has_no_trouble() -> None:
     assert pod_trouble({"metadata": {"name": "p"}, "status": ready_status()}) is None
 
