@@ -169,6 +169,22 @@ def test_scores_of_rows_of_any_length(dtype: torch.dtype) -> None:
         assert torch.equal(ops.select_entries(*case, topk), indexer.select_entries_reference(*case, topk))
 
 
+@pytest.mark.parametrize("parts", [[(4000, 1)], [(4000, 3)], [(2500, 1), (4000, 1)]], ids=str)
+def test_choices_do_not_depend_on_the_number_of_threads(parts: list, dtype: torch.dtype) -> None:
+    """Where sequences are fewer than threads, these share a sequence's entries."""
+    random, heads, dim = Random(dtype), 3, 8
+    batch = make_batch(random, parts, block_size=96)
+    q, weights = random.normal(batch.num_tokens, heads, dim), random.wide(batch.num_tokens, heads)
+    keys = random.normal(num_blocks(batch), 1, 96, dim)
+    asked, found = (q, weights, batch, keys, 0, 1, 20), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        selected, runs = ops.select_entries_and_runs(*asked, 8, 300)
+        found.append([ops.select_entries(*asked), selected, runs, ops.select_within_runs(*asked, runs, 8)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert len({tuple(row) for row in found[0][3].tolist()}) == batch.num_tokens
+
+
 @pytest.mark.parametrize("num_entries", [9, 700])
 def test_equal_scores_keep_the_earlier_entries(num_entries: int, dtype: torch.dtype) -> None:
     random = Random(dtype)

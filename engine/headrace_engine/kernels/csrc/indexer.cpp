@@ -1,4 +1,6 @@
 // The lightning indexer's choice of entries, in one level or two (scores: index_scores.h).
+#include <omp.h>
+
 #include "index_scores.h"
 
 namespace headrace {
@@ -75,56 +77,108 @@ inline std::vector<QueryBlock> query_blocks(const Batch& batch, int64_t size) {
   return blocks;
 }
 
-template <class T>
-void select(const Indexer<T>& x, const Choice& choice) {
-  const std::vector<QueryBlock> blocks = query_blocks(x.batch, kQueries);
+// Calls f(block, by_all, scratch) for every block. A thread takes one block at a time, but where there are fewer blocks
+// than threads they come one after the other, `by_all` threads.
+template <class F>
+void for_each_block(const std::vector<QueryBlock>& blocks, const F& f) {
   const int64_t num_blocks = static_cast<int64_t>(blocks.size());
+  if (num_blocks < omp_get_max_threads()) {
+    Scratch scratch;
+    for (const QueryBlock& block : blocks) f(block, true, scratch);
+    return;
+  }
 #pragma omp parallel if (num_blocks > 1)
   {
     Scratch scratch;
 #pragma omp for schedule(dynamic)
-    for (int64_t i = num_blocks - 1; i >= 0; --i) {  // the longest first
-      const QueryBlock& b = blocks[i];
-      const int64_t num = x.visible(b.sequence, b.last - 1), stride = num + kTileKeys;
-      scratch.scores.resize(kQueries * stride);
-      const bool all_runs = !choice.runs || num <= choice.num_runs * choice.run_size;
-      if (num > choice.topk || !all_runs) score(x, b.sequence, b.first, b.last, nullptr, num, stride, scratch);
-      for (int64_t t = b.first; t < b.last; ++t) {
-        const float* scores = scratch.scores.data() + (t - b.first) * stride;
-        const int64_t visible = x.visible(b.sequence, t);
-        choose_entries(scores, visible, choice.topk, scratch, choice.selected + t * choice.topk);
-        if (choice.runs)
-          choose_runs(scores, visible, choice.run_size, choice.num_runs, scratch, choice.runs + t * choice.num_runs);
-      }
+    for (int64_t i = num_blocks - 1; i >= 0; --i) f(blocks[i], false, scratch);  // the longest first
+  }
+}
+
+constexpr int64_t kLeastPart = 1024;  // entries that are worth another thread's while
+
+// scratch.scores [queries, num + kTileKeys] of one block, see `score`; by_all: each thread scores a part of the entries.
+template <class T>
+void score_block(const Indexer<T>& x, const QueryBlock& b, const int32_t* numbers, int64_t num, bool by_all,
+                 Scratch& scratch) {
+  const int64_t stride = num + kTileKeys, per_block = x.keys.per_block;
+  scratch.scores.resize((b.last - b.first) * stride);
+  const int64_t wanted = std::max(kLeastPart, num / (2 * omp_get_max_threads()));  // two each: cores are not alike
+  const int64_t size = (wanted + per_block - 1) / per_block * per_block;
+  if (!by_all || num <= size) return score(x, b.sequence, b.first, b.last, numbers, num, stride, scratch);
+#pragma omp parallel
+  {
+    Scratch own;
+#pragma omp for schedule(dynamic)
+    for (int64_t first = 0; first < num; first += size) {
+      const int64_t count = std::min(size, num - first), own_stride = count + kTileKeys;
+      Indexer<T> part = x;
+      if (!numbers) part.batch.block_tables += first / per_block;
+      own.scores.resize((b.last - b.first) * own_stride);
+      score(part, b.sequence, b.first, b.last, numbers ? numbers + first : nullptr, count, own_stride, own);
+      for (int64_t i = 0; i < b.last - b.first; ++i)
+        std::copy_n(own.scores.data() + i * own_stride, count, scratch.scores.data() + i * stride + first);
     }
   }
 }
 
-// As `select` among the entries of each token's runs only: no two tokens have the same, so each has tiles of its own.
+template <class T>
+void select(const Indexer<T>& x, const Choice& choice) {
+  for_each_block(query_blocks(x.batch, kQueries), [&](const QueryBlock& b, bool by_all, Scratch& scratch) {
+    const int64_t num = x.visible(b.sequence, b.last - 1), stride = num + kTileKeys;
+    const bool all_runs = !choice.runs || num <= choice.num_runs * choice.run_size;
+    if (num > choice.topk || !all_runs) score_block(x, b, nullptr, num, by_all, scratch);
+    for (int64_t t = b.first; t < b.last; ++t) {
+      const float* scores = scratch.scores.data() + (t - b.first) * stride;
+      const int64_t visible = x.visible(b.sequence, t);
+      choose_entries(scores, visible, choice.topk, scratch, choice.selected + t * choice.topk);
+      if (choice.runs)
+        choose_runs(scores, visible, choice.run_size, choice.num_runs, scratch, choice.runs + t * choice.num_runs);
+    }
+  });
+}
+
+// scratch.numbers: the entries of token t's runs, of those that it sees.
+template <class T>
+void list_candidates(const Indexer<T>& x, int64_t s, int64_t t, const Choice& choice, Scratch& scratch) {
+  const int32_t* runs = choice.runs + t * choice.num_runs;
+  const int64_t visible = x.visible(s, t);
+  scratch.numbers.clear();
+  for (int64_t run = 0; run < choice.num_runs && runs[run] >= 0; ++run)
+    for (int64_t g = runs[run] * choice.run_size; g < std::min((runs[run] + 1) * choice.run_size, visible); ++g)
+      scratch.numbers.push_back(static_cast<int32_t>(g));
+}
+
+// As `select` among the entries of each token's runs only. No two tokens have the same, so each has tiles of its own,
+// unless there are so few others that scoring all once for the whole block is less work.
 template <class T>
 void select_within(const Indexer<T>& x, const Choice& choice) {
-  const std::vector<QueryBlock> queries = query_blocks(x.batch, 1);
-  const int64_t num_queries = static_cast<int64_t>(queries.size());
-#pragma omp parallel if (num_queries > 1)
-  {
-    Scratch scratch;
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < num_queries; ++i) {
-      const int64_t t = queries[i].first, visible = x.visible(queries[i].sequence, t);
-      const int32_t* runs = choice.runs + t * choice.num_runs;
-      scratch.numbers.clear();
-      for (int64_t run = 0; run < choice.num_runs && runs[run] >= 0; ++run)
-        for (int64_t g = runs[run] * choice.run_size; g < std::min((runs[run] + 1) * choice.run_size, visible); ++g)
-          scratch.numbers.push_back(static_cast<int32_t>(g));
+  // What making a tile of keys costs, in products of it with one query.
+  constexpr int64_t kTileCost = kTileKeys > 1 ? 1 : 0;
+  for_each_block(query_blocks(x.batch, kQueries), [&](const QueryBlock& b, bool by_all, Scratch& scratch) {
+    const int64_t visible = x.visible(b.sequence, b.last - 1), queries = b.last - b.first;
+    const int64_t num_candidates = choice.num_runs * choice.run_size;
+    const bool together =
+        visible > choice.topk && visible * (queries + kTileCost) <= num_candidates * queries * (1 + kTileCost);
+    if (together) score_block(x, b, nullptr, visible, by_all, scratch);
+    for (int64_t t = b.first; t < b.last; ++t) {
+      list_candidates(x, b.sequence, t, choice, scratch);
       const int64_t num = static_cast<int64_t>(scratch.numbers.size());
-      scratch.scores.resize(num + kTileKeys);
-      if (num > choice.topk)
-        score(x, queries[i].sequence, t, t + 1, scratch.numbers.data(), num, num + kTileKeys, scratch);
+      const float* scores = scratch.scores.data();
+      if (together) {
+        scratch.best.resize(num);
+        for (int64_t i = 0; i < num; ++i)
+          scratch.best[i] = scores[(t - b.first) * (visible + kTileKeys) + scratch.numbers[i]];
+        scores = scratch.best.data();
+      } else if (num > choice.topk) {
+        score_block(x, {b.sequence, t, t + 1}, scratch.numbers.data(), num, by_all, scratch);
+        scores = scratch.scores.data();
+      }
       int32_t* selected = choice.selected + t * choice.topk;
-      choose_entries(scratch.scores.data(), num, choice.topk, scratch, selected);
+      choose_entries(scores, num, choice.topk, scratch, selected);
       for (int64_t k = 0; k < std::min(num, choice.topk); ++k) selected[k] = scratch.numbers[selected[k]];
     }
-  }
+  });
 }
 
 template <class T>
