@@ -73,6 +73,8 @@ class Cluster:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_REQUESTS)
         # Asked before each write: for how many seconds this process may still write; 0: not now (see election.py).
         self.seconds_to_write: Callable[[], float] = lambda: REQUEST_TIMEOUT_SECONDS
+        self.has_returned = asyncio.Event()  # it answers again after it could not be reached; whoever cares clears it
+        self._is_away = False
 
     async def apply(self, body: Body, field_manager: str = names.MANAGER) -> Body:
         """Server-side apply of a child; returns the object as stored. Raises Refused or ClusterError.
@@ -235,12 +237,18 @@ class Cluster:
             timeout = self._timeout_seconds(verb, kind)
             try:
                 response = await getattr(target, function)(serialize=False, _request_timeout=timeout, **arguments)
-                return dict(await response.json())
+                answer = dict(await response.json())
+                if self._is_away:
+                    self._is_away = False
+                    self.has_returned.set()
+                return answer
             except ApiException as error:
                 metrics.API_ERRORS.labels(verb=verb, status=error.status).inc()
                 raise _translated(error, verb, kind, arguments) from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 metrics.API_ERRORS.labels(verb=verb, status="none").inc()
+                # One that is only slow has lost no watch.
+                self._is_away |= not isinstance(error, TimeoutError)
                 raise ClusterError(f"{verb} {kind}: {type(error).__name__}: {error}") from error
 
     def _timeout_seconds(self, verb: str, kind: str) -> float:

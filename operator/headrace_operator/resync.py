@@ -1,14 +1,16 @@
 """Compare what the watches showed with what the API server has: finds dead watches and missed deletions.
 
 A watch that falls too far behind starts again with a list, which shows what exists but not what went away meanwhile;
-and a connection can die without a word. So every few minutes all our objects are listed (from the API server's cache):
-what is not there any more is dropped from the store, and every deployment is looked at once. If twice in a row the
-store has missed something that the list shows, the watches are dead and the liveness probe says so.
+and a connection can die without a word. So every few minutes, and soon after the API server was away, which has made
+many watches begin anew, all our objects are listed (from the API server's cache): what is not there any more is dropped
+from the store, and every deployment is looked at once. If twice in a row the store has missed something that the list
+shows, the watches are dead and the liveness probe says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ from headrace_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 120.0
+# After the API server was away: longer than any watch waits before it is tried again (`handlers.py`).
+RELIST_SECONDS = 6.0
 # Between listing and comparing: what was on its way to the watches arrives.
 SETTLE_SECONDS = 10.0
 
@@ -45,7 +49,10 @@ class Resync:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._cluster.has_returned.wait(), INTERVAL_SECONDS)
+                await asyncio.sleep(RELIST_SECONDS)
+            self._cluster.has_returned.clear()
             try:
                 await self.compare()
             except ClusterError as error:

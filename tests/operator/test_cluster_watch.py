@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from headrace_operator.cluster import Cluster, Refused, WatchExpired
+from headrace_operator.cluster import Cluster, ClusterError, Refused, WatchExpired
 from headrace_operator.watching import changes, pages
 
 LONG = "x" * 300_000  # longer than any buffer of the HTTP client
@@ -79,3 +79,24 @@ async def test_a_missing_right_is_told_apart(cluster: Cluster) -> None:
         await anext(pages(cluster, "Pod"))
     with pytest.raises(Refused, match="pods is forbidden"):
         await anext(changes(cluster, "Pod", "7"))
+
+
+async def test_it_is_told_that_the_api_server_answers_again(unused_tcp_port: int) -> None:
+    configuration = client.Configuration(host=f"http://127.0.0.1:{unused_tcp_port}")
+    async with client.ApiClient(configuration) as api:
+        cluster = Cluster(api)
+        with pytest.raises(ClusterError):
+            await cluster.get_node("n0")
+        assert not cluster.has_returned.is_set()
+        app = web.Application()
+        app.add_routes([web.get("/api/v1/nodes/n0", a_node)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+        await cluster.get_node("n0")
+        assert cluster.has_returned.is_set()
+        await runner.cleanup()
+
+
+async def a_node(request: web.Request) -> web.Response:
+    return web.json_response({"metadata": {"name": "n0"}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Server:
     """What the API server has: pods only."""
 
     def __init__(self, *pods: dict[str, Any]) -> None:
+        self.has_returned = asyncio.Event()
         self.pods = {pod["metadata"]["name"]: pod for pod in pods}
 
     async def list_children(self, kind: str, namespace: str | None) -> list[dict[str, Any]]:
@@ -94,3 +96,22 @@ async def test_one_slow_round_is_forgiven() -> None:
     server.pods["p"] = body("p", version=2)
     await comparison.compare()
     assert comparison.is_live
+
+
+async def test_soon_after_an_outage_what_went_meanwhile_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resync, "RELIST_SECONDS", 0.0)
+    server, store = Server(), store_with(body("gone"))
+    forget, was_told = store.forget, asyncio.Event()
+
+    def forget_and_tell(shown: dict[str, Any]) -> None:
+        forget(shown)
+        was_told.set()
+
+    store.forget = forget_and_tell  # type: ignore[method-assign]
+    running = asyncio.create_task(subject(server, store).run())
+    server.has_returned.set()
+    await asyncio.wait_for(was_told.wait(), 5)
+    assert store.all_of("Pod") == []
+    assert not server.has_returned.is_set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
