@@ -14,6 +14,7 @@ import torch
 
 from headrace_engine import kernels
 from headrace_engine.kv.records import PACKED_CACHES
+from headrace_engine.models import page_advice
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
@@ -189,6 +190,7 @@ class Builder:
         """use(tensor as stored, its scales or None); a ValueError becomes a ModelError naming file and tensor."""
         source = self._sources[name]
         stored = self._checkpoint.read(source.name)
+        page_advice.expect_sequential_reads(stored)
         scale = None if source.scale is None else self._checkpoint.read(source.scale)
         try:
             use(stored, scale)

@@ -17,8 +17,12 @@ from numpy.typing import NDArray
 
 def expect_random_reads(x: torch.Tensor) -> None:
     """Touching a page reads that page and none around it; otherwise some 128 KiB come along."""
-    first = x.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise()(first, x.data_ptr() + x.nbytes - first, mmap.MADV_RANDOM)
+    _advise_whole(x, mmap.MADV_RANDOM)
+
+
+def expect_sequential_reads(x: torch.Tensor) -> None:
+    """Touching pages in order has those that follow read meanwhile; otherwise each stretch is waited for."""
+    _advise_whole(x, mmap.MADV_SEQUENTIAL)
 
 
 def read_ahead(x: torch.Tensor, rows: torch.Tensor) -> None:
@@ -43,6 +47,11 @@ def page_ranges(address: int, row_bytes: int, rows: NDArray[np.int64], page_byte
     begins = np.flatnonzero(is_start)
     lengths = np.diff(begins, append=len(pages))
     return np.stack([pages[begins] * page_bytes, lengths * page_bytes], axis=1)
+
+
+def _advise_whole(x: torch.Tensor, advice: int) -> None:
+    first = x.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise()(first, x.data_ptr() + x.nbytes - first, advice)
 
 
 @functools.cache

@@ -45,6 +45,30 @@ def test_ranges_are_exactly_the_pages_of_the_rows(address: int, row_bytes: int, 
     assert all(end < start for end, (start, _) in zip(ends, ranges[1:], strict=False))  # none could be one
 
 
+def advice_of(x: torch.Tensor) -> set[str]:
+    """Flags of the mapping that holds x, as proc(5) lists them: rr random reads, sr sequential ones."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            is_inside = start <= x.data_ptr() < end
+        elif is_inside and words[0] == "VmFlags:":
+            return {"rr", "sr"}.intersection(words)
+    raise AssertionError("x is in no mapping")
+
+
+def test_each_tensor_of_a_file_has_the_advice_that_it_was_given(tmp_path: Path) -> None:
+    pages = 40 * mmap.PAGESIZE
+    save_file({name: torch.zeros(pages, dtype=torch.uint8) for name in ("a", "b", "c")}, tmp_path / "file")
+    with safe_open(tmp_path / "file", framework="pt") as opened:
+        tensors = [opened.get_tensor(name) for name in ("a", "b", "c")]
+        page_advice.expect_sequential_reads(tensors[0])
+        page_advice.expect_random_reads(tensors[2])
+        middles = [x[pages // 2 :] for x in tensors]
+        assert [advice_of(x) for x in middles] == [{"sr"}, set(), {"rr"}]
+
+
 def test_pages_of_asked_rows_arrive_and_the_rest_of_the_table_stays_on_disk(tmp_path: Path) -> None:
     """A table of 256 pages that the system has forgotten; one row is read, the others are only asked for."""
     file, row_bytes, num_rows = tmp_path / "table.safetensors", 256, 4096
