@@ -15,7 +15,7 @@ from headrace_operator.children import Application
 from headrace_operator.cluster import Cluster, ClusterError, Exists, NameTaken, Refused
 from headrace_operator.decide import Decision
 from headrace_operator.drain import GateChange
-from headrace_operator.drift import metadata_repair, status_has_drifted
+from headrace_operator.drift import has_drifted, metadata_repair, status_has_drifted
 from headrace_operator.expectations import Expectations
 from headrace_operator.observe import Observed, controller_uid
 from headrace_operator.scaling import stale_scaler_statuses
@@ -63,6 +63,21 @@ class Actor:
                 raise outcome
         refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
         return refusals, failures[0] if failures else None
+
+    async def relabel(self, bodies: Sequence[Body], uid: str, expected: Expectations) -> bool:
+        """Give those of these pods their labels back that exist without them; whether there is one, which is then
+        waited for (also if it has them, and the watches are only late)."""
+        return any(await asyncio.gather(*(self._relabel(body, uid, expected) for body in bodies)))
+
+    async def _relabel(self, body: Body, uid: str, expected: Expectations) -> bool:
+        where = body["metadata"]
+        live = await self._cluster.get("Pod", where["namespace"], where["name"])
+        if live is None or controller_uid(live) != uid or "deletionTimestamp" in live["metadata"]:
+            return False
+        if has_drifted(live, body):
+            live = await self._cluster.apply(metadata_repair(live, body), names.METADATA_MANAGER)
+        expected.wrote({"kind": "Pod", **live}, self._clock())
+        return True
 
     async def write_status(self, raw: Body, status: Status, expected: Expectations) -> bool:
         """Write the status if it says anything new."""

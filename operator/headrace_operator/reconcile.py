@@ -38,12 +38,14 @@ from headrace_operator.pace import Pace
 from headrace_operator.plans import Note
 from headrace_operator.problems import describe_problems
 from headrace_operator.progress import seconds_left
+from headrace_operator.render.objects import Owner
 from headrace_operator.repairs import RepairBudget
 from headrace_operator.scaling import scaled
 from headrace_operator.signal_board import SignalBoard
 from headrace_operator.status import invalid_status, status_of
 from headrace_operator.store import Store
 from headrace_operator.stragglers import overdue, stragglers, suspects
+from headrace_operator.vanished import vanished
 from headrace_operator.workqueue import Key
 
 logger = logging.getLogger(__name__)
@@ -134,6 +136,8 @@ class Reconciler:
             observed = observe(key.name, deployment.metadata.uid, objects, parsed)
         if observed.leftovers and not await self._is_live(key, deployment.metadata.uid):
             return LAG_SECONDS  # what is taken for a predecessor's could be a successor's, which no watch has shown yet
+        if await self._actor.relabel(vanished(Owner.of(deployment), observed), deployment.metadata.uid, expected):
+            return LAG_SECONDS
         silent = await self._nodes.silent(suspect_nodes(observed))
         observed = with_lost_pods(observed, silent, deployment.spec.restart_policy.node_loss_seconds, now)
         observed = self._with_signals(key, deployment, observed)

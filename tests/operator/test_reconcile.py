@@ -185,6 +185,8 @@ async def test_a_deployment_that_is_being_deleted_is_left_to_garbage_collection(
     await settle(server, subject)
     assert server.raw is not None
     server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    next(iter(server.world.pods().values()))["status"] = {"phase": "Failed"}
+    assert await subject.reconcile(KEY) is None
     server.world.objects.clear()
     assert await subject.reconcile(KEY) is None
     server.raw = None
@@ -238,8 +240,9 @@ async def test_pods_that_no_watch_has_shown_yet_are_waited_for_and_not_made_agai
     assert await subject.reconcile(KEY) == LAG_SECONDS
 
 
-async def test_a_pod_that_lost_the_label_it_is_watched_by_gets_it_back() -> None:
-    server = FakeServer()
+@pytest.mark.parametrize("num_pods", [1, 2])
+async def test_a_pod_that_lost_the_label_it_is_watched_by_gets_it_back(num_pods: int) -> None:
+    server = FakeServer({"spec.roles.1.parallelism": {"data": num_pods, "dataLocal": 1}})
     subject = reconciler(server)
     await settle(server, subject)
     name = next(name for name in server.world.pods() if "decode" in name)
@@ -250,6 +253,29 @@ async def test_a_pod_that_lost_the_label_it_is_watched_by_gets_it_back() -> None
     await subject.reconcile(KEY)
     assert pod["metadata"]["labels"][names.LABEL_MANAGED_BY] == names.MANAGER
     assert server.world.objects["Pod", name] is pod
+    assert "delete Pod" not in server.calls, "its group is whole"
+    assert await subject.reconcile(KEY) == LAG_SECONDS
+
+
+async def test_a_pod_that_no_watch_has_shown_yet_is_waited_for_beside_others_that_run() -> None:
+    server = FakeServer({"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1}})
+    await settle(server, reconciler(server))
+    late = next(name for name in server.world.pods() if "decode" in name)
+    server.shown = [body for key, body in server.world.objects.items() if key != ("Pod", late)]
+    server.is_lagging = True
+    server.calls.clear()
+    assert await reconciler(server).reconcile(KEY) == LAG_SECONDS
+    assert server.calls == []
+
+
+async def test_a_pod_that_is_really_gone_is_asked_for_once_and_its_group_made_again() -> None:
+    server = FakeServer({"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1}})
+    subject = reconciler(server)
+    await settle(server, subject)
+    del server.world.objects["Pod", next(name for name in server.world.pods() if "decode" in name)]
+    server.calls.clear()
+    await subject.reconcile(KEY)
+    assert server.calls.count("delete Pod") == 1
 
 
 @pytest.mark.parametrize("is_behind", [False, True], ids=["what it left goes", "unless it is ours that is gone"])

@@ -56,6 +56,7 @@ PURE = [
     "progress",
     "slots",
     "upkeep",
+    "vanished",
     "revision",
     "disruptions",
     "drain",
