@@ -141,3 +141,18 @@ def test_what_others_write_beside_ours_survives(cluster: Cluster, namespace: kub
         metadata = (namespace.get(kind, name) or {})["metadata"]
         assert metadata["annotations"]["team.example.com/owner"] == "me"
         assert metadata["labels"]["team"] == "me"
+
+
+def test_labels_that_are_taken_away_come_back_and_cost_no_pod(cluster: Cluster, namespace: kube.Namespace) -> None:
+    """Those by which pods are watched among them, and of one pod of a group and of all."""
+    namespace.apply(deployment(cluster, {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1}}))
+    namespace.wait_ready(NAME)
+    before = namespace.pod_uids(NAME)
+    labels = {name: (namespace.get("pod", name) or {})["metadata"]["labels"] for name in before}
+    ours = [names.LABEL_MANAGED_BY, names.LABEL_ROLE, names.LABEL_REVISION, names.LABEL_GROUP, names.LABEL_POD_INDEX]
+    for name in before:
+        namespace.run("label", "pod", name, *(f"{label}-" for label in ours))
+    for name in before:
+        eventually(lambda name=name: (namespace.get("pod", name) or {})["metadata"]["labels"] == labels[name])
+    namespace.wait_ready(NAME)
+    assert namespace.pod_uids(NAME) == before
