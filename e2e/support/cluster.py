@@ -1,6 +1,6 @@
 """The Kubernetes that a scenario runs on: the one KUBECONFIG names, or the one-machine cluster of `make cluster-up`.
 
-This file is the only one here that runs kubectl and helm.
+This file is the only one here that runs kubectl and helm. What is looked at often is read without them (reading.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from e2e.support import reading
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,10 +54,14 @@ class Cluster:
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
         """The object, or None when there is none."""
+        if reading.can_read(kind):
+            return reading.get(self.kubeconfig, kind, name, namespace)
         text = self.kubectl("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
     def list(self, kind: str, selector: str = "", namespace: str = "default") -> list[dict[str, Any]]:
+        if reading.can_read(kind):
+            return reading.list_all(self.kubeconfig, kind, selector, namespace)
         arguments = ["get", kind, "-n", namespace, "-o", "json"]
         if selector:
             arguments += ["-l", selector]

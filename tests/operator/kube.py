@@ -37,7 +37,7 @@ OVERLAY = {"podSpec": {"containers": [{"name": "engine", "command": ["python3", 
 
 
 class Namespace:
-    """kubectl within one namespace."""
+    """One namespace: what is in it, and kubectl."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -58,12 +58,10 @@ class Namespace:
         self.run("apply", "--server-side", "--force-conflicts", "-f", "-", body=body)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        text = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
-        return dict(json.loads(text)) if text.strip() else None
+        return self.cluster.get(kind, name, self.name)
 
     def list(self, kind: str, deployment: str) -> list[dict[str, Any]]:
-        selector = f"{names.LABEL_DEPLOYMENT}={deployment}"
-        return list(json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"])
+        return self.cluster.list(kind, f"{names.LABEL_DEPLOYMENT}={deployment}", self.name)
 
     def pod_uids(self, deployment: str, role: str = "") -> dict[str, str]:
         """uid by name of the engine pods that are not being deleted."""
