@@ -12,7 +12,7 @@ from typing import Any
 from headrace_operator import names
 from headrace_operator.api_status import Status
 from headrace_operator.children import Application
-from headrace_operator.cluster import Cluster, ClusterError, Exists, NameTaken, Refused
+from headrace_operator.cluster import Cluster, ClusterError, Exists, NamespaceGoing, NameTaken, Refused
 from headrace_operator.decide import Decision
 from headrace_operator.drain import GateChange
 from headrace_operator.drift import has_drifted, metadata_repair, status_has_drifted
@@ -42,7 +42,8 @@ class Actor:
     ) -> tuple[list[str], ClusterError | None]:
         """Deletes and applies at once where order does not matter; what failed does not stop the rest.
 
-        Returns what the API server would not have, and the first failure."""
+        Returns what the API server would not have, and the first failure (one that makes all others pointless if there
+        is one)."""
         namespace = key.namespace
         deletions = [
             self._delete("Pod", namespace, d.pod_name, d.uid, d.grace_seconds, expected) for d in decision.delete_pods
@@ -62,6 +63,7 @@ class Actor:
             if isinstance(outcome, BaseException) and not isinstance(outcome, ClusterError):
                 raise outcome
         refusals = [str(failure) for failure in failures if isinstance(failure, Refused)]
+        failures.sort(key=lambda failure: not isinstance(failure, NamespaceGoing))
         return refusals, failures[0] if failures else None
 
     async def relabel(self, bodies: Sequence[Body], uid: str, expected: Expectations) -> bool:

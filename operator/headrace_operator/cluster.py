@@ -18,9 +18,18 @@ from kubernetes.aio.dynamic.client import DynamicClient
 from kubernetes.aio.dynamic.resource import Resource
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster_errors import ClusterError, Exists, Gone, NameTaken, Refused, WatchExpired, error_of
+from headrace_operator.cluster_errors import (
+    ClusterError,
+    Exists,
+    Gone,
+    NamespaceGoing,
+    NameTaken,
+    Refused,
+    WatchExpired,
+    error_of,
+)
 
-__all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "Refused", "WatchExpired"]
+__all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "NamespaceGoing", "Refused", "WatchExpired"]
 
 Body = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from headrace_operator.workqueue import ExpectedError
 
@@ -13,6 +14,10 @@ class ClusterError(ExpectedError):
 
 class Refused(ClusterError):
     """The API server said no to this very object (quota, permission, validation): a retry alone changes nothing."""
+
+
+class NamespaceGoing(Refused):
+    """The namespace is being deleted: nothing can be made in it any more."""
 
 
 class NameTaken(Refused):
@@ -33,7 +38,8 @@ class Gone(ClusterError):
 
 def error_of(status: int | None, body: str | None, reason: str | None, verb: str, what: str) -> ClusterError:
     """The error that an HTTP answer with this status, body and reason phrase stands for; `what` was asked for."""
-    message = f"{verb} {what}: {_sentence(body) or f'{status} {reason}'}"
+    told = _status_object(body)
+    message = f"{verb} {what}: {told.get('message') or f'{status} {reason}'}"
     if status == 410:
         return WatchExpired(message)
     if status == 404 and verb in ("get", "delete", "apply_status", "list"):
@@ -42,14 +48,18 @@ def error_of(status: int | None, body: str | None, reason: str | None, verb: str
         return Exists(message)
     if status == 409 and verb in ("delete", "apply_status"):
         return Gone(message)
+    causes = (told.get("details") or {}).get("causes") or ()
+    if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return NamespaceGoing(message)
     if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
         return Refused(message)
     return ClusterError(message)
 
 
-def _sentence(body: str | None) -> str:
-    """The sentence of a Status object; empty if the body is something else, as a proxy's."""
+def _status_object(body: str | None) -> dict[str, Any]:
+    """The Status object of an answer; empty if the body is something else, as a proxy's."""
     try:
-        return str(json.loads(body or "")["message"])
-    except (TypeError, ValueError, KeyError):
-        return ""
+        found = json.loads(body or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -20,7 +20,7 @@ from headrace_operator.acting import Actor
 from headrace_operator.api import DisaggDeployment
 from headrace_operator.api_status import Status
 from headrace_operator.autoscale import serving
-from headrace_operator.cluster import Cluster, ClusterError, Refused
+from headrace_operator.cluster import Cluster, ClusterError, NamespaceGoing, Refused
 from headrace_operator.companions import needed_kinds
 from headrace_operator.decide import Decision, Defaults, decide
 from headrace_operator.drain import worth_asking
@@ -83,6 +83,7 @@ class Reconciler:
         self._expectations: dict[Key, Expectations] = {}
         self._repairs: dict[Key, RepairBudget] = {}
         self._posted: dict[Key, RecentNotes] = {}
+        self._ending: dict[Key, str] = {}  # uids of deployments whose namespace is being deleted
         self._parsed: dict[Key, ParsedPods] = {}
         self._pace = Pace()
 
@@ -112,6 +113,8 @@ class Reconciler:
         if raw is None or not is_wanted:
             self._forget(key)  # garbage collection does the rest
             return late
+        if self._ending.get(key) == raw["metadata"]["uid"]:
+            return late  # it goes with its namespace, whose contents go in any order
         wait = await self._step(key, raw, objects)
         return min((seconds for seconds in (wait, late) if seconds), default=None)
 
@@ -152,6 +155,9 @@ class Reconciler:
         refusals, failure = await self._actor.act(key, deployment.metadata.uid, decision, expected)
         if failure:
             self._inventory.release(key)
+        if isinstance(failure, NamespaceGoing):
+            self._ending[key] = deployment.metadata.uid
+            return None
         if not self._is_wanted(key, deployment.metadata.uid):
             return None  # its end is noticed by the next pass
         status = status_of(decision.deployment, observed, decision, before, refusals, now)
@@ -188,7 +194,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         """The deployment is gone, or is going."""
-        for memory in (self._repairs, self._expectations, self._posted, self._parsed):
+        for memory in (self._repairs, self._expectations, self._posted, self._parsed, self._ending):
             memory.pop(key, None)
         metrics.DEPLOYMENTS.forget(*key)
         self._inventory.forget(key)
@@ -220,9 +226,7 @@ class Reconciler:
 
     async def _hurry(self, observed: Observed, decision: Decision) -> None:
         if self._engines is not None:
-            await asyncio.gather(
-                *(self._engines.hurry(_leader_address(observed, key)) for key in decision.drains.hurry)
-            )
+            await asyncio.gather(*(self._engines.hurry(_leader_address(observed, k)) for k in decision.drains.hurry))
 
     def _decide(
         self, key: Key, deployment: DisaggDeployment, observed: Observed, before: Status, now: float

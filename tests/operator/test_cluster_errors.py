@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_operator.cluster_errors import ClusterError, Exists, Gone, Refused, WatchExpired, error_of
+from headrace_operator.cluster_errors import ClusterError, Exists, Gone, NamespaceGoing, Refused, WatchExpired, error_of
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,22 @@ from headrace_operator.cluster_errors import ClusterError, Exists, Gone, Refused
 )
 def test_each_answer_has_its_meaning(status: int | None, verb: str, kind: type[ClusterError]) -> None:
     assert type(error_of(status, None, "Reason", verb, "Pod demo")) is kind
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        ('{"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}', NamespaceGoing),
+        ('{"causes": [{"reason": "FieldValueInvalid"}]}', Refused),
+        ("{}", Refused),
+        ("null", Refused),
+    ],
+)
+def test_a_namespace_that_is_being_deleted_is_told_from_a_right_that_is_missing(
+    details: str, kind: type[ClusterError]
+) -> None:
+    body = f'{{"message": "forbidden", "details": {details}}}'
+    assert type(error_of(403, body, "Forbidden", "create", "Pod demo")) is kind
 
 
 def test_the_servers_own_sentence_is_told_and_what_was_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -83,9 +84,15 @@ def test_pods_of_a_group_are_on_different_nodes(serving: kube.Namespace) -> None
 
 @pytest.mark.alone
 def test_nothing_is_written_while_nothing_changes(serving: kube.Namespace, operator: kube.Operator) -> None:
-    # The count is of all that the operator serves: whatever else the cluster has must have settled as well.
+    # The count is of all that the operator serves: whatever else the cluster has must have settled, or be gone.
+    eventually(lambda: not going_namespaces(serving))
     eventually(lambda: _writes_during(operator, 3.0) == 0)
     assert _writes_during(operator, 8.0) == 0
+
+
+def going_namespaces(serving: kube.Namespace) -> list[str]:
+    listed = json.loads(serving.run("get", "namespaces", "-o", "json"))["items"]
+    return [one["metadata"]["name"] for one in listed if one["status"]["phase"] == "Terminating"]
 
 
 def _writes_during(operator: kube.Operator, seconds: float) -> float:

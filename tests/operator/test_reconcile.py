@@ -10,7 +10,7 @@ from tests.operator.rule_cases import resource
 from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 
 from headrace_operator import names
-from headrace_operator.cluster import ClusterError, Exists, Refused
+from headrace_operator.cluster import ClusterError, Exists, NamespaceGoing, Refused
 from headrace_operator.inventory import Inventory
 from headrace_operator.pace import MAX_REST_SECONDS
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler
@@ -30,6 +30,7 @@ class FakeServer:
         self.shown: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.is_lagging = False
+        self.namespace_is_going = False
         self.refuse = ""
         self.foreign: dict[tuple[str, str], dict[str, Any]] = {}
         self.live: dict[str, Any] | None = None  # the deployment, if the watches are behind
@@ -84,6 +85,8 @@ class FakeServer:
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         self.calls.append(f"create {body['kind']}")
+        if self.namespace_is_going:
+            raise NamespaceGoing(f"create {body['kind']}: the namespace is being terminated")
         if self.refuse == body["kind"]:
             raise Refused(f"create {body['kind']}: exceeded quota")
         place = (body["kind"], body["metadata"]["name"])
@@ -206,6 +209,20 @@ async def test_a_refusal_is_reported_and_tried_again_and_the_rest_is_made() -> N
     server.refuse = ""
     await settle(server, subject)
     assert server.condition(names.READY)["status"] == "True"
+
+
+async def test_once_its_namespace_is_being_deleted_nothing_more_is_written_for_a_deployment() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    server.namespace_is_going = True
+    for name in list(server.world.pods()):  # one after the other, as the namespace's controller deletes them
+        del server.world.objects["Pod", name]
+        await subject.reconcile(KEY)
+    assert [call for call in server.calls if not call.startswith("create Pod")] == []
+    server.calls.clear()
+    assert await subject.reconcile(KEY) is None
+    assert server.calls == []
 
 
 async def test_a_name_without_our_label_that_is_taken_is_not_touched() -> None:
