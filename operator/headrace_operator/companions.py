@@ -1,4 +1,4 @@
-"""Objects beside the pods of single groups: which are wanted, and what keeps a group from getting its own. Pure.
+"""How pods of a group are made, and the objects beside them: which are wanted, and what keeps a group from them. Pure.
 
 A ComputeDomain lives as long as its group: from its making, through its restarts, until its last pod is gone. The
 object of a gang lives as long as pods that are in it. Then `children.py` finds them unwanted.
@@ -16,10 +16,13 @@ from headrace_operator.gangs import Gang, gang_of, is_ignored, joins, new_gang
 from headrace_operator.groups import GroupKey, RoleState, Trouble
 from headrace_operator.observe import Observed
 from headrace_operator.optional import GANG_KINDS
-from headrace_operator.plans import Note, RolePlan
+from headrace_operator.placement import Pins
+from headrace_operator.plans import Creation, Note, RolePlan
 from headrace_operator.render.companions import compute_domain
-from headrace_operator.render.gangs import gang_object
+from headrace_operator.render.gangs import gang_object, ganged
+from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
+from headrace_operator.render.pods import engine_pod
 from headrace_operator.revision import RoleTemplate
 
 Body = dict[str, Any]
@@ -75,6 +78,17 @@ class Companions:
         bodies = [self._domain(key) for key in sorted(alive | {key for key, _ in plan.rebuilds})]
         bodies += [self._gang_object(key) for key in sorted(alive)]
         return [body for body in bodies if body is not None]
+
+    def new_pod(self, creation: Creation, index: int, pins: Pins) -> Body:
+        """Pod `index` of a group that is made now, tied to the nodes that were chosen for it and to its gang."""
+        key = creation.key
+        template = self.templates[key.role, key.revision]
+        pod = pinned(engine_pod(self.owner, key, index, template), pins)
+        gang = self.gang(key)
+        if gang:
+            pod = ganged(pod, gang, template.parallelism.num_pods, self.queue)
+        node_loss_seconds = self.deployment.spec.restart_policy.node_loss_seconds
+        return avoiding(leaving_after(pod, node_loss_seconds), creation.avoided_nodes)
 
     def warnings(self) -> list[Note]:
         """That a gang is none, where that shows: nothing would fail, and no one would know."""

@@ -24,13 +24,11 @@ from headrace_operator.history import number_of
 from headrace_operator.observe import Observed
 from headrace_operator.placement import Pins
 from headrace_operator.planning import known_templates, role_states
-from headrace_operator.plans import Creation, Deletion, Note, RolePlan
+from headrace_operator.plans import Deletion, Note, RolePlan
 from headrace_operator.pressure import Pressed
 from headrace_operator.render.budgets import role_budget
-from headrace_operator.render.gangs import ganged
-from headrace_operator.render.nodes import avoiding, leaving_after, pinned
 from headrace_operator.render.objects import Owner
-from headrace_operator.render.pods import PodIdentity, engine_pod
+from headrace_operator.render.pods import PodIdentity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
 from headrace_operator.render.services import controller_revision, group_service, role_service
@@ -200,8 +198,8 @@ def _wanted_objects(
                 bodies.append(role_scaler(owner, role, seed(wanted.replicas)))
         bodies += companions.wanted(role, plan)
         for creation in plan.create:
-            template, pin = templates[role, creation.key.revision], pins.get(creation.key, Pins())
-            pods += [_new_pod(companions, creation, index, template, pin) for index in creation.pods]
+            pin = pins.get(creation.key, Pins())
+            pods += [companions.new_pod(creation, index, pin) for index in creation.pods]
         pods += _identity_repairs(owner, role, observed, templates, leaving)
     return [*bodies, *pods, *router_objects(owner, deployment.spec, defaults.router_image)]
 
@@ -227,12 +225,3 @@ def _identity_repairs(
         if not (pod.is_terminating or pod.name in leaving)
         and not identities[key.revision].is_on(observed.children["Pod", pod.name], key.index, pod.index)
     ]
-
-
-def _new_pod(companions: Companions, creation: Creation, index: int, template: RoleTemplate, pins: Pins) -> Body:
-    deployment = companions.deployment
-    pod = pinned(engine_pod(companions.owner, creation.key, index, template), pins)
-    gang = companions.gang(creation.key)
-    if gang:
-        pod = ganged(pod, gang, template.parallelism.num_pods, companions.queue)
-    return avoiding(leaving_after(pod, deployment.spec.restart_policy.node_loss_seconds), creation.avoided_nodes)

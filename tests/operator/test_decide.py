@@ -105,7 +105,7 @@ def test_kept_pods_are_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object) -> None:
         raise AssertionError("a pass must stay cheap however many pods there are")
 
-    monkeypatch.setattr("headrace_operator.decide.engine_pod", refuse)
+    monkeypatch.setattr("headrace_operator.companions.engine_pod", refuse)
     assert cluster.decide(wanted).apply == ()
 
 
