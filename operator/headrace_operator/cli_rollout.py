@@ -19,13 +19,18 @@ from headrace_operator.manifests import ManifestError, load
 
 if TYPE_CHECKING:
     from headrace_operator.api import DisaggDeployment
-    from headrace_operator.forecast import Forecast
+    from headrace_operator.census import Census
+    from headrace_operator.cluster import Cluster
+    from headrace_operator.outlook import Scene
 
 _DESCRIPTION = """\
-Prints what the operator would do, step by step, if FILE were applied now; nothing is changed. It runs the operator's
-own planner against what is in the cluster, taking for granted that pods become ready and no one else takes room.
-Without the cluster: --state with the objects of the deployment, from
-  kubectl get dd,pods,controllerrevisions,disaggrolescalers -o yaml
+Prints what the operator would do, step by step, if FILE were applied now, and where it would wait for room; nothing is
+changed. It runs the operator's own planner against what is in the cluster, taking for granted that pods become ready
+and no one else takes room. For the room it lists the nodes, and the pods of all namespaces; whoever may not do that
+gets the steps with as much room as they need.
+Without the cluster: --state with the objects of the deployment, and with the nodes and what is on them if room counts:
+  kubectl get dd,pods,controllerrevisions,disaggrolescalers -o yaml > state.yaml
+  (echo ---; kubectl get nodes,pods -A -o yaml) >> state.yaml
 Exit code 1 if the change would not come to its end.
 """
 _KINDS = ("Pod", "ControllerRevision")
@@ -47,7 +52,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--free",
         type=int,
         metavar="N",
-        help="GPUs (pods, if nothing asks for GPUs) that are free for more groups (default: any number)",
+        help="GPUs (pods, if nothing asks for GPUs) that are free for more groups, wherever they are (default: what "
+        "the nodes have free)",
     )
     plan.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: %(default)s")
     plan.set_defaults(run=_run)
@@ -55,26 +61,46 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run(args: argparse.Namespace) -> int:
     from headrace_operator.cluster import ClusterError
+    from headrace_operator.forecast_text import as_data, as_text
+    from headrace_operator.outlook import outlook
 
     deployment = load(args.file)
     name, metadata = deployment.metadata.name, deployment.metadata
-    namespace = args.namespace or (metadata.namespace if "namespace" in metadata.model_fields_set else None)
+    args.namespace = args.namespace or (metadata.namespace if "namespace" in metadata.model_fields_set else None)
     try:
-        objects = _read(args.state) if args.state else asyncio.run(_fetch(deployment, namespace, args.context))
+        scene = _read(args, name) if args.state else asyncio.run(_fetch(args, deployment))
     except (ClusterError, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
-    stored = next((o for o in objects if o["kind"] == names.KIND and o["metadata"]["name"] == name), None)
-    result = _forecast(deployment, stored, objects, args.free)
+    result = outlook(deployment, scene, time.time(), args.free)
+    room = "number" if args.free is not None else "nodes" if scene.census else "unlimited"
     if args.output == "json":
-        print(json.dumps({"name": name, "exists": stored is not None, **as_data(result)}, indent=2))
+        print(json.dumps({"name": name, "exists": scene.stored is not None, "room": room, **as_data(result)}, indent=2))
     else:
-        print(as_text(name if stored else f"{name} (which does not exist yet)", result, args.free))
+        print(as_text(name if scene.stored else f"{name} (which does not exist yet)", result, room != "unlimited"))
     return 1 if result.blocked else 0
 
 
-def _read(path: str) -> list[dict[str, Any]]:
-    """Objects of a List, or of several documents. Raises ManifestError."""
+def _read(args: argparse.Namespace, name: str) -> Scene:
+    """What a file says that there is. Raises ManifestError."""
+    from headrace_operator.outlook import Scene, counted
+
+    objects = _objects(args.state)
+    found = [body for body in objects if body["kind"] == names.KIND and body["metadata"].get("name") == name]
+    if args.namespace:
+        found = [body for body in found if body["metadata"].get("namespace", args.namespace) == args.namespace]
+    if len(found) > 1:
+        raise ManifestError(f"{args.state}: has {len(found)} of the name {name}; -n says which namespace is meant")
+    stored = found[0] if found else None
+    namespace = args.namespace or (stored["metadata"].get("namespace") if stored else None) or "default"
+    try:
+        return Scene(namespace, stored, objects, counted(objects))
+    except ValueError as error:
+        raise ManifestError(f"{args.state}: {error}") from error
+
+
+def _objects(path: str) -> list[dict[str, Any]]:
+    """Objects of Lists, or of several documents. Raises ManifestError."""
     try:
         documents = list(yaml.safe_load_all(Path(path).read_text()))
     except OSError as error:
@@ -90,84 +116,41 @@ def _read(path: str) -> list[dict[str, Any]]:
     return objects
 
 
-async def _fetch(deployment: DisaggDeployment, namespace: str | None, context: str | None) -> list[dict[str, Any]]:
+async def _fetch(args: argparse.Namespace, deployment: DisaggDeployment) -> Scene:
+    """What is in the cluster. Raises ClusterError."""
     from headrace_operator.connection import connect
+    from headrace_operator.outlook import Scene
 
     name = deployment.metadata.name
     # Whoever may see a deployment need not be allowed to see scalers, which only this mode has.
     kinds = [*_KINDS, *([names.SCALER_KIND] if deployment.spec.scaling.mode == EXTERNAL else [])]
-    async with connect(context) as cluster:
-        namespace = namespace or cluster.namespace
-        resource = await cluster.get(names.KIND, namespace, name)
-        objects = [{"kind": names.KIND, **resource}] if resource else []
+    async with connect(args.context) as cluster:
+        namespace = args.namespace or cluster.namespace
+        stored = await cluster.get(names.KIND, namespace, name)
+        census = await _census(cluster) if args.free is None else None
+        objects: list[dict[str, Any]] = []
         for kind in kinds:
             objects += [{**body, "kind": kind} for body in await cluster.list_children(kind, namespace, name)]
-        return objects
+        return Scene(namespace, stored, objects, census)
 
 
-def _forecast(
-    deployment: DisaggDeployment, stored: dict[str, Any] | None, objects: list[dict[str, Any]], num_free: int | None
-) -> Forecast:
-    from headrace_operator.api_status import Status
-    from headrace_operator.forecast import forecast
-    from headrace_operator.observe import observe
-    from headrace_operator.planning import known_templates, role_states, strategy_of
-    from headrace_operator.scaling import scaled
+async def _census(cluster: Cluster) -> Census | None:
+    """What the nodes have and what is taken of it; None, and a line on standard error, without the right to see it."""
+    from headrace_operator.census import Census
+    from headrace_operator.cluster import Refused
+    from headrace_operator.watching import pages
 
-    name = deployment.metadata.name
-    uid = stored["metadata"]["uid"] if stored else ""
-    status = Status.model_validate((stored or {}).get("status") or {})
-    children = [
-        o for o in objects if (o["metadata"].get("labels") or {}).get(names.LABEL_DEPLOYMENT) == name and stored
-    ]
-    observed, now = observe(name, uid, children), time.time()
-    wanted = scaled(deployment, observed, status, now).deployment
-    templates, revisions = known_templates(wanted, observed, engine_image="")
-    states = role_states(wanted, observed, status, templates, revisions)
-    return forecast(states, strategy_of(wanted), now, num_free)
-
-
-def as_data(result: Forecast) -> dict[str, Any]:
-    """The forecast as plain data."""
-    return {
-        "steps": [
-            {
-                "actions": [
-                    {
-                        "verb": action.verb,
-                        "role": action.group.role,
-                        "group": action.group.index,
-                        "revision": action.group.revision,
-                        "pods": action.num_pods,
-                    }
-                    for action in step.actions
-                ],
-                "available": dict(step.available),
-                "inUse": step.num_in_use,
-            }
-            for step in result.steps
-        ],
-        "unit": result.unit,
-        "blocked": list(result.blocked),
-    }
-
-
-def as_text(name: str, result: Forecast, num_free: int | None) -> str:
-    """The forecast for people: one paragraph a step."""
-    num_steps = len(result.steps)
-    what = f"{num_steps} step{'s' if num_steps > 1 else ''}" if num_steps else "nothing to do"
-    lines = [f"{name}: {'no step can be taken' if result.blocked and not num_steps else what}"]
-    for number, step in enumerate(result.steps, start=1):
-        counts = ", ".join(f"{role} {count}" for role, count in step.available)
-        lines.append(f"{number}. meanwhile available: {counts}; in use: {step.num_in_use} {result.unit}")
-        for action in step.actions:
-            key = action.group
-            pods = f"{action.num_pods} pod{'s' if action.num_pods > 1 else ''}"
-            lines.append(f"   {action.verb:<6} {key.role} group {key.index}, revision {key.revision} ({pods})")
-    lines += [f"stops there: {reason}" for reason in result.blocked]
-    is_growing = any(action.verb == "make" for step in result.steps for action in step.actions)
-    if num_free is None and is_growing:
-        lines.append(
-            f"room for all of it is taken for granted; --free N says how many {result.unit} there are to spare"
-        )
-    return "\n".join(lines)
+    census = Census()
+    refused: dict[str, str] = {}
+    for kind, plural, see in (("Node", "nodes", census.see_node), ("Pod", "pods", census.see_pod)):
+        try:
+            async for bodies, _ in pages(cluster, kind):
+                for body in bodies:
+                    see(body)
+        except Refused as error:
+            refused[plural] = str(error)
+    if not refused:
+        return census
+    why = f"you may not list the {' and '.join(refused)} of the whole cluster ({'; '.join(refused.values())})"
+    print(f"headrace: planned without the room that the nodes have: {why}", file=sys.stderr)
+    return None

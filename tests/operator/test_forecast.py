@@ -13,11 +13,19 @@ from tests.operator.rule_cases import resource
 from tests.operator.worlds import UID, FakeCluster, stored
 
 from headrace_operator import cli
-from headrace_operator.forecast import Forecast, forecast
+from headrace_operator.forecast import Forecast
+from headrace_operator.forecast import forecast as forecast_in
+from headrace_operator.forecast_room import CountedRoom, in_use
 from headrace_operator.groups import Strategy
 from headrace_operator.status import as_applied
 
 SURGE = Strategy(max_surge=1, max_unavailable=0)
+
+
+def forecast(world: World, wanted: dict[str, Wanted], num_free: int | None = None) -> Forecast:
+    states = world.states(wanted)
+    room = CountedRoom(world.strategy, None if num_free is None else in_use(states) + num_free)
+    return forecast_in(states, room, world.now)
 
 
 def lines(result: Forecast) -> list[list[str]]:
@@ -35,7 +43,7 @@ def pd(prefill: int, decode: int, revision: str = "a") -> dict[str, Wanted]:
 def test_in_place_an_old_group_goes_and_a_new_one_follows() -> None:
     world = World()
     world.settle({"decode": Wanted("a", 2)})
-    result = forecast(world.states({"decode": Wanted("b", 2)}), Strategy(), world.now)
+    result = forecast(world, {"decode": Wanted("b", 2)})
     assert lines(result) == [["remove decode a1"], ["make decode b1"], ["remove decode a0"], ["make decode b0"]]
     assert [dict(step.available)["decode"] for step in result.steps] == [1, 1, 1, 1]
     assert result.blocked == ()
@@ -44,7 +52,7 @@ def test_in_place_an_old_group_goes_and_a_new_one_follows() -> None:
 def test_with_surge_it_is_the_other_way_round() -> None:
     world = World(SURGE)
     world.settle({"decode": Wanted("a", 1)})
-    result = forecast(world.states({"decode": Wanted("b", 1)}), SURGE, world.now)
+    result = forecast(world, {"decode": Wanted("b", 1)})
     assert lines(result) == [["make decode b0"], ["remove decode a0"]]
     assert [step.num_in_use for step in result.steps] == [2, 2]
 
@@ -52,7 +60,7 @@ def test_with_surge_it_is_the_other_way_round() -> None:
 def test_what_stops_a_rollout_on_a_full_rack_is_known_before() -> None:
     world = World(SURGE)
     world.settle(pd(8, 1))
-    result = forecast(world.states(pd(8, 1, "b")), SURGE, world.now, num_free=0)
+    result = forecast(world, pd(8, 1, "b"), num_free=0)
     assert result.steps == ()
     assert any("set whenFull: Recreate" in reason for reason in result.blocked)
 
@@ -60,7 +68,7 @@ def test_what_stops_a_rollout_on_a_full_rack_is_known_before() -> None:
 def test_a_new_ratio_shrinks_first_and_never_needs_more_than_there_is() -> None:
     world = World()
     world.settle(pd(8, 1))
-    result = forecast(world.states(pd(4, 2)), Strategy(), world.now, num_free=0)
+    result = forecast(world, pd(4, 2), num_free=0)
     assert lines(result) == [[f"remove prefill a{i}" for i in (4, 5, 6, 7)], ["make decode a1"]]
     assert max(step.num_in_use for step in result.steps) == 12
     assert result.blocked == ()
@@ -70,7 +78,7 @@ def test_a_new_ratio_shrinks_first_and_never_needs_more_than_there_is() -> None:
 def test_the_operator_takes_the_steps_that_were_forecast(strategy: Strategy) -> None:
     world = World(strategy)
     world.settle(pd(3, 2))
-    expected = forecast(world.states(pd(4, 2, "b")), strategy, world.now)
+    expected = forecast(world, pd(4, 2, "b"))
     taken = []
     while not world.is_settled(pd(4, 2, "b")):
         before = {pod.uid: key for key, pods in world.groups.items() for pod in pods}
@@ -137,6 +145,34 @@ def test_plan_rollout_refuses_a_state_without_objects(
     code, _, err = run(capsys, "plan-rollout", str(files[0]), "--state", str(empty))
     assert code == 2
     assert "has no objects" in err
+
+
+def test_plan_rollout_reckons_with_the_nodes_of_a_state(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
+) -> None:
+    document = yaml.safe_load(files[1].read_text())
+    for pod in (body for body in document["items"] if body["kind"] == "Pod"):
+        pod["spec"]["nodeName"] = "n1"
+    node = {"kind": "Node", "metadata": {"name": "n1"}, "status": {"allocatable": {"pods": 1}}}
+    files[1].write_text(yaml.safe_dump_all([document, {"kind": "List", "items": [node]}]))
+    code, out, _ = run(capsys, "plan-rollout", str(files[0]), "--state", str(files[1]))
+    assert code == 1
+    assert "stops there: NoCapacity: decode needs 1 pods; the nodes that it may use have 0" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"kind": "Node", "metadata": {"name": "n1"}, "status": {"allocatable": {"pods": "x"}}}, "Node n1 is not as"),
+        ({"kind": "DisaggDeployment", "metadata": {"name": "demo", "namespace": "b"}}, "-n says which namespace"),
+    ],
+)
+def test_plan_rollout_refuses_a_state_that_it_cannot_read(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], more: dict[str, Any], message: str
+) -> None:
+    files[1].write_text(files[1].read_text() + "\n---\n" + yaml.safe_dump(more))
+    code, _, err = run(capsys, "plan-rollout", str(files[0]), "--state", str(files[1]))
+    assert (code, message in err) == (2, True), err
 
 
 def test_plan_rollout_exits_with_1_when_the_change_would_not_come_to_its_end(
