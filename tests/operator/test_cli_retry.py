@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,14 +35,9 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(connect_to: Callable[[Server], None]) -> Server:
     server = Server()
-
-    @asynccontextmanager
-    async def connect(context: str | None) -> AsyncIterator[Server]:
-        yield server
-
-    monkeypatch.setattr("headrace_operator.connection.connect", connect)
+    connect_to(server)
     return server
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,9 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(connect_to: Callable[[Server], None]) -> Server:
     server = Server()
-
-    @asynccontextmanager
-    async def connect(context: str | None) -> AsyncIterator[Server]:
-        yield server
-
-    monkeypatch.setattr("headrace_operator.connection.connect", connect)
+    connect_to(server)
     return server
 
 
