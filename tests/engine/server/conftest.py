@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+from tests.engine.server.scripted import ScriptedModel
 from tests.engine.serving.toy import EOS, VOCAB, ToyModel
 from tests.pd.engines import free_ports
 
@@ -118,13 +121,20 @@ def timeout_seconds() -> float:
 
 
 @pytest.fixture
-def model(step_seconds: float) -> ToyModel:
-    return ToyModel(BLOCK, step_seconds)
+def scripts() -> list[str]:
+    """What the model says, turn by turn, where a test cares (`ScriptedModel`)."""
+    return []
 
 
 @pytest.fixture
-def sizes() -> Sizes:
-    return Sizes()
+def model(tokenizer: Tokenizer, scripts: list[str], step_seconds: float) -> ToyModel:
+    return ScriptedModel(BLOCK, tokenizer, scripts, step_seconds) if scripts else ToyModel(BLOCK, step_seconds)
+
+
+@pytest.fixture
+def sizes(scripts: list[str]) -> Sizes:
+    """Of the rank: prompts of chats with tools are long."""
+    return Sizes(max_model_len=4096, num_blocks=2048, max_batch_tokens=4096) if scripts else Sizes()
 
 
 @pytest.fixture
@@ -159,3 +169,17 @@ async def engine(
     assert not rank.is_alive()
     await frontend.close()
     assert failures == []
+
+
+@pytest.fixture
+async def client(engine: Harness) -> AsyncIterator[AsyncOpenAI]:
+    url = str(engine.client.make_url("/v1"))
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def anthropic_client(engine: Harness) -> AsyncIterator[AsyncAnthropic]:
+    url = str(engine.client.make_url("/"))
+    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import pytest
 from anthropic import AsyncAnthropic
-from tests.engine.server.conftest import BLOCK, Harness, Sizes
-from tests.engine.server.scripted import ScriptedModel
-from tests.engine.server.test_chat import ANSWER, ARGUMENTS, CALLS, REASONING
-
-from headrace_engine.server.tokenize import Tokenizer
+from tests.engine.server.conftest import Harness
+from tests.engine.server.test_chat import ANSWER, ARGUMENTS, REASONING, SCRIPTS
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: list[Any] = [{"name": name, "description": "d", "input_schema": SCHEMA} for name in ("get_weather", "clock")]
@@ -23,24 +19,12 @@ HELLO: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 
 @pytest.fixture
 def scripts() -> list[str]:
-    return [f"{REASONING}</think>{CALLS}", f"So.</think>{ANSWER}"]
+    return SCRIPTS
 
 
 @pytest.fixture
-def model(tokenizer: Tokenizer, scripts: list[str], step_seconds: float) -> ScriptedModel:
-    return ScriptedModel(BLOCK, tokenizer, scripts, step_seconds)
-
-
-@pytest.fixture
-def sizes() -> Sizes:
-    return Sizes(max_model_len=4096, num_blocks=2048, max_batch_tokens=4096)
-
-
-@pytest.fixture
-async def client(engine: Harness) -> AsyncIterator[AsyncAnthropic]:
-    url = str(engine.client.make_url("/"))
-    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
+def client(anthropic_client: AsyncAnthropic) -> AsyncAnthropic:
+    return anthropic_client
 
 
 async def ask(client: AsyncAnthropic, messages: list[Any] = HELLO, **fields: Any) -> Any:

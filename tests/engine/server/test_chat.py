@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 from tests.engine.chat.conversations import CLOCK, WEATHER, user
-from tests.engine.server.conftest import BLOCK, Harness, Sizes
-from tests.engine.server.scripted import ScriptedModel
 
 from headrace_engine.chat.formats import V4Format
 from headrace_engine.chat.prompt import EOS
 from headrace_engine.server.chat import plan_chat
 from headrace_engine.server.errors import ApiError
 from headrace_engine.server.schema import decode_chat
-from headrace_engine.server.tokenize import Tokenizer
 
 REASONING, ANSWER = "Ask the tool, 天.", "Sunny <3"
 CALLS = """I look.
@@ -32,30 +28,14 @@ CALLS = """I look.
 
 </｜DSML｜invoke>
 </｜DSML｜tool_calls>"""
+SCRIPTS = [f"{REASONING}</think>{CALLS}", f"So.</think>{ANSWER}"]
 ARGUMENTS = [{"city": '杭 "州"', "days": 2}, {}]
 TOOLS = [WEATHER, CLOCK]
 
 
 @pytest.fixture
 def scripts() -> list[str]:
-    return [f"{REASONING}</think>{CALLS}", f"So.</think>{ANSWER}"]
-
-
-@pytest.fixture
-def model(tokenizer: Tokenizer, scripts: list[str]) -> ScriptedModel:
-    return ScriptedModel(BLOCK, tokenizer, scripts)
-
-
-@pytest.fixture
-def sizes() -> Sizes:
-    return Sizes(max_model_len=4096, num_blocks=2048, max_batch_tokens=4096)
-
-
-@pytest.fixture
-async def client(engine: Harness) -> AsyncIterator[AsyncOpenAI]:
-    url = str(engine.client.make_url("/v1"))
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
+    return SCRIPTS
 
 
 async def ask(client: AsyncOpenAI, messages: list[Any], **fields: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -12,13 +10,6 @@ from tests.engine.serving.toy import expected
 
 PROMPT = [40, 41, 42]
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-async def client(engine: Harness) -> AsyncIterator[AsyncOpenAI]:
-    url = str(engine.client.make_url("/v1"))
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 async def test_models(client: AsyncOpenAI) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.engine.server.conftest import BLOCK, Harness, Sizes
-from tests.engine.server.scripted import ScriptedModel
-from tests.engine.server.test_chat import ANSWER, ARGUMENTS, CALLS, REASONING
-
-from headrace_engine.server.tokenize import Tokenizer
+from tests.engine.server.test_chat import ANSWER, ARGUMENTS, REASONING, SCRIPTS
 
 TOOLS: list[Any] = [
     {
@@ -28,24 +23,7 @@ TOOLS: list[Any] = [
 
 @pytest.fixture
 def scripts() -> list[str]:
-    return [f"{REASONING}</think>{CALLS}", f"So.</think>{ANSWER}"]
-
-
-@pytest.fixture
-def model(tokenizer: Tokenizer, scripts: list[str], step_seconds: float) -> ScriptedModel:
-    return ScriptedModel(BLOCK, tokenizer, scripts, step_seconds)
-
-
-@pytest.fixture
-def sizes() -> Sizes:
-    return Sizes(max_model_len=4096, num_blocks=2048, max_batch_tokens=4096)
-
-
-@pytest.fixture
-async def client(engine: Harness) -> AsyncIterator[AsyncOpenAI]:
-    url = str(engine.client.make_url("/v1"))
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
+    return SCRIPTS
 
 
 async def ask(client: AsyncOpenAI, messages: Any, **fields: Any) -> Any:

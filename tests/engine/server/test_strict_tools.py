@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import openai
@@ -11,10 +10,6 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from tests.engine.server.conftest import BLOCK, Harness, Sizes
-from tests.engine.server.scripted import ScriptedModel
-
-from headrace_engine.server.tokenize import Tokenizer
 
 
 class Alarm(BaseModel):
@@ -43,30 +38,6 @@ def wish(level: str) -> str:
 @pytest.fixture
 def scripts() -> list[str]:
     return [wish("as loud as can be")]
-
-
-@pytest.fixture
-def model(tokenizer: Tokenizer, scripts: list[str]) -> ScriptedModel:
-    return ScriptedModel(BLOCK, tokenizer, scripts)
-
-
-@pytest.fixture
-def sizes() -> Sizes:
-    return Sizes(max_model_len=4096, num_blocks=2048, max_batch_tokens=4096)
-
-
-@pytest.fixture
-async def client(engine: Harness) -> AsyncIterator[AsyncOpenAI]:
-    url = str(engine.client.make_url("/v1"))
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-async def anthropic_client(engine: Harness) -> AsyncIterator[AsyncAnthropic]:
-    url = str(engine.client.make_url("/"))
-    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 async def test_openai_parses_the_arguments_whole_and_streamed(client: AsyncOpenAI) -> None:
