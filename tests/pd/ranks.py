@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from tests.pd.engines import BLOCK
 
+from headrace_engine import models
 from headrace_engine.core import EngineRequest, Leg, Region, Role, SamplingParams, Ticket
 from headrace_engine.ep.local import LocalExchange
 from headrace_engine.kv import layout
@@ -22,6 +25,7 @@ from headrace_engine.kv.ticket import CacheRegion
 from headrace_engine.kv.transfer import TransferAgent
 from headrace_engine.messages import Pushed
 from headrace_engine.models.deepseek_v4.model import DeepseekV4
+from headrace_engine.models.tiny import write_tiny
 from headrace_engine.runner import Runner
 from headrace_engine.scheduler import Scheduler, SchedulerLimits
 from headrace_engine.sequence import Generated, IssueTicket, Refused, Status
@@ -171,6 +175,17 @@ class Pair:
     def close(self) -> None:
         self.prefill.close()
         self.decode.close()
+
+
+@contextmanager
+def tiny_pair(folder: Path, family: str, cache_dtype: str) -> Iterator[tuple[Any, Pair]]:
+    """A tiny model of a family, written to `folder`, and a pair over it. At the end decode has all blocks back."""
+    torch.set_num_threads(1)
+    write_tiny(folder, family, 0)
+    model = models.load(folder, cache_dtype=cache_dtype)
+    with closing(Pair(model)) as pair:
+        yield model, pair
+        assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
 
 
 def generate_alone(model: DeepseekV4, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], torch.Tensor]:

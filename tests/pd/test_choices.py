@@ -6,13 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests.pd.engines import BLOCK, prompts_of
-from tests.pd.ranks import NUM_BLOCKS, Pair, Side
+from tests.pd.ranks import Side, tiny_pair
 
-from headrace_engine import models
 from headrace_engine.core import Leg, Role, SamplingParams
-from headrace_engine.models.tiny import write_tiny
 
 LENGTHS = [1, BLOCK + 1, 2 * BLOCK + 3]  # without state, with full blocks only, with one that is not full
 SAMPLINGS = [SamplingParams(4, temperature=1.0, ignore_eos=True, seed=seed) for seed in (3, 4, 5)]
@@ -20,11 +17,7 @@ SAMPLINGS = [SamplingParams(4, temperature=1.0, ignore_eos=True, seed=seed) for 
 
 @pytest.mark.parametrize(("family", "cache_dtype"), [("v4", "fp8"), ("v41", "float32")])
 def test_answers_share_what_was_pushed_once(family: str, cache_dtype: str, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    write_tiny(tmp_path, family, 0)
-    model = models.load(tmp_path, cache_dtype=cache_dtype)
-    pair = Pair(model)
-    try:
+    with tiny_pair(tmp_path, family, cache_dtype) as (model, pair):
         for prompt in prompts_of(LENGTHS):
             together = Side(model, Role.UNIFIED)
             for number, sampling in enumerate(SAMPLINGS):
@@ -37,6 +30,3 @@ def test_answers_share_what_was_pushed_once(family: str, cache_dtype: str, tmp_p
         # Without room for more than one, the others compute the prompt on the decode rank.
         pair.decode.scheduler.limits = replace(pair.decode.scheduler.limits, max_sequences=1)
         assert pair.generate_several(prompt, SAMPLINGS) == expected
-        assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
-    finally:
-        pair.close()

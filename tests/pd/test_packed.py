@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tests.pd.engines import BLOCK, Engine, completion, generate, pd_tokens, prompts_of, round_trip, running
-from tests.pd.ranks import NUM_BLOCKS, Pair, generate_alone
-
-from headrace_engine import models
-from headrace_engine.models.tiny import write_tiny
+from tests.pd.ranks import generate_alone, tiny_pair
 
 LENGTHS = [1, 2, BLOCK - 1, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 2]
 MAX_TOKENS = 4
@@ -18,16 +14,9 @@ MAX_TOKENS = 4
 
 @pytest.mark.parametrize(("family", "cache_dtype"), [("v4", "fp8"), ("v41", "fp4")])
 def test_apart_and_together_give_the_same_tokens(family: str, cache_dtype: str, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    write_tiny(tmp_path, family, 0)
-    model = models.load(tmp_path, cache_dtype=cache_dtype)
-    pair = Pair(model)
-    try:
+    with tiny_pair(tmp_path, family, cache_dtype) as (model, pair):
         for prompt in prompts_of(LENGTHS):
             assert pair.generate(prompt, MAX_TOKENS) == generate_alone(model, prompt, MAX_TOKENS)[0], len(prompt)
-        assert pair.decode.scheduler.pool.num_free_blocks == NUM_BLOCKS
-    finally:
-        pair.close()
 
 
 @pytest.mark.slow
