@@ -33,6 +33,7 @@ from headrace_engine.core import (
     RequestError,
     TokenScore,
 )
+from headrace_engine.holdings import Holdings
 from headrace_engine.kv.blocks import BlockPool
 from headrace_engine.kv.prefix import PrefixHit
 from headrace_engine.sequence import (
@@ -80,18 +81,15 @@ class Scheduler:
         self.num_preemptions = 0
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
-        self._has_snapshots = has_snapshots
+        self._holdings = Holdings(pool, has_snapshots=has_snapshots)
         self._sequences: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
         self._by_generation: dict[int, Sequence] = {}  # WAITING_FOR_KV, by ticket
         self._num_waiting_for_kv = 0
         self._num_pushing = 0
-        self._slot_copies: list[tuple[int, int]] = []
-        self._block_copies: list[tuple[int, int]] = []
         self._actions: list[Action] = []
         self._num_scored = 0  # prompt tokens of the step that get a score
-        self._blocked: tuple[str, int, int] | None = None  # head of the queue and free blocks, slots when it failed
 
     # --- counts ------------------------------------------------------------------------------------------------------
 
@@ -155,8 +153,7 @@ class Scheduler:
         sequence = Sequence.of(request, now, guide)
         # Scores of a prompt come from computing it, and do not travel: without a ticket, as if it were preempted.
         sequence.was_admitted = request.leg is Leg.DECODE and sequence.sampling.num_prompt_logprobs is not None
-        if self._has_snapshots and request.leg is not Leg.DECODE:
-            sequence.num_expected_cached = self.pool.count_prefix(sequence.token_ids, sequence.num_prompt_tokens - 1)
+        sequence.num_expected_cached = self._holdings.num_expected_cached(sequence)
         self._sequences[sequence.request_id] = sequence
         if request.shares_kv_of is None or sequence.was_admitted:
             self._waiting.append(sequence)
@@ -187,7 +184,7 @@ class Scheduler:
         sequence.num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens - 1)
         self._running.append(sequence)
         self.prompt_tokens_total += sequence.num_prompt_tokens
-        self._cache_full_blocks(sequence)
+        self._holdings.cache_full_blocks(sequence)
         followers, sequence.followers = sequence.followers, []
         for follower in followers:
             self._part(follower)
@@ -241,9 +238,7 @@ class Scheduler:
             if budget and sequence.status is Status.RUNNING:
                 budget -= self._add_chunk(rows, sequence, budget)
         self._admit(rows, budget)
-        copies, self._slot_copies = self._slot_copies, []
-        block_copies, self._block_copies = self._block_copies, []
-        return Step(rows, copies, block_copies)
+        return Step(rows, self._holdings.take_slot_copies(), self._holdings.take_block_copies())
 
     def commit(self, step: Step, output: StepOutput) -> list[tuple[int, int]]:
         """The step has run. Returns state slots to copy at once, (from, to) in this order."""
@@ -253,15 +248,14 @@ class Scheduler:
             sequence.prompt_scores += output.prompt_scores.get(index, ())
             sequence.num_computed += row.num_tokens
             if row.num_tokens > 1 or sequence.num_generated == 0:
-                self._cache_prompt_boundary(sequence)
+                self._holdings.cache_prompt_boundary(sequence)
             if sequence.leg is Leg.PREFILL:
                 self.prompt_tokens_total += row.num_tokens
                 self._push_computed(sequence)
             elif row.samples:
                 place, token_id = next(tokens)
                 self._take_token(sequence, token_id, output.scores.get(place))
-        copies, self._slot_copies = self._slot_copies, []
-        return copies
+        return self._holdings.take_slot_copies()
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
@@ -273,7 +267,7 @@ class Scheduler:
             has_room = num_active == 0 or num_active + len(head.followers) < self.limits.max_sequences
             if not has_room or (is_computing and budget <= 0):
                 return
-            hit = self._reserve(head)
+            hit = self._holdings.reserve(head)
             if hit is None:
                 return
             self._waiting.popleft()
@@ -291,37 +285,6 @@ class Scheduler:
             if head.status is Status.RUNNING:
                 budget -= self._add_chunk(rows, head, budget)
 
-    def _reserve(self, sequence: Sequence) -> PrefixHit | None:
-        """Blocks for every token known so far and a state slot, or None if there are not enough now."""
-        state = (sequence.request_id, self.pool.num_free_blocks, self.pool.num_free_slots)
-        if state == self._blocked:
-            return None  # nothing was freed since: do not walk the prefix index for nothing
-        num_blocks = self._num_blocks(sequence.num_target)
-        hit = PrefixHit()
-        # Without snapshots a cached prefix has no state: of use only to a sequence whose state is pushed.
-        can_use = self._has_snapshots or (sequence.leg is Leg.DECODE and not sequence.was_admitted)
-        if can_use and not sequence.scores_prompt:
-            hit = self.pool.match_prefix(sequence.token_ids, len(sequence.token_ids) - 1)
-        num_new = num_blocks - len(hit.block_ids)
-        if not self.pool.can_allocate(num_new, 1):
-            self._give_back(hit)
-            self._blocked = (sequence.request_id, self.pool.num_free_blocks, self.pool.num_free_slots)
-            return None
-        self._blocked = None
-        sequence.block_ids = [*hit.block_ids, *self.pool.allocate_blocks(num_new)]
-        sequence.state_slot = self.pool.allocate_slot()
-        sequence.num_computed = hit.num_tokens
-        if hit.snapshot_slot is not None:
-            # Copies run in order before anything else writes a slot, so the snapshot may be given back now.
-            self._slot_copies.append((hit.snapshot_slot, sequence.state_slot))
-            self.pool.free_slot(hit.snapshot_slot)
-        return hit
-
-    def _give_back(self, hit: PrefixHit) -> None:
-        self.pool.free_blocks(hit.block_ids)
-        if hit.snapshot_slot is not None:
-            self.pool.free_slot(hit.snapshot_slot)
-
     def _issue_ticket(self, sequence: Sequence, hit: PrefixHit) -> None:
         sequence.num_held_blocks = len(hit.block_ids)
         for each in (sequence, *sequence.followers):
@@ -337,9 +300,7 @@ class Scheduler:
             self._num_scored += num_tokens
             if not num_tokens:
                 return 0  # other prompts have used up this step's scores
-        boundary = self._prompt_boundary(sequence)
-        if self._has_snapshots and sequence.num_computed < boundary < sequence.num_computed + num_tokens:
-            num_tokens = boundary - sequence.num_computed
+        num_tokens = self._holdings.up_to_boundary(sequence, num_tokens)
         is_last = sequence.num_computed + num_tokens == sequence.num_target
         rows.append(Row(sequence, num_tokens, is_last and sequence.leg is not Leg.PREFILL))
         return num_tokens
@@ -357,18 +318,11 @@ class Scheduler:
         self._num_waiting_for_kv += leader.status is Status.WAITING_FOR_KV
 
     def _share_kv(self, leader: Sequence, follower: Sequence) -> None:
-        """The leader's KV has come: copy its state and the block that is not full, share the others."""
-        num_full, num_in_last = divmod(leader.num_computed, self.pool.block_size)
-        if self._num_active >= self.limits.max_sequences or not self.pool.can_allocate(1, 1):
+        """The leader's KV has come: the follower goes on from it, if there is room for one more."""
+        if self._num_active >= self.limits.max_sequences or not self._holdings.share(leader, follower):
             follower.status = Status.WAITING
             self._waiting.append(follower)
             return
-        (block,) = self.pool.allocate_blocks(1)
-        follower.block_ids = [*self.pool.share_blocks(leader.block_ids[:num_full]), block]
-        follower.state_slot = self.pool.allocate_slot()
-        self._slot_copies.append((leader.state_slot, follower.state_slot))
-        if num_in_last:
-            self._block_copies.append((leader.block_ids[num_full], block))
         follower.num_computed, follower.num_cached_tokens = leader.num_computed, leader.num_cached_tokens
         follower.status = Status.RUNNING
         self._running.append(follower)
@@ -381,10 +335,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make sure of a block for the sequence's next token, at the cost of later ones. False: it lost its own."""
-        while len(sequence.block_ids) * self.pool.block_size < sequence.num_target:
-            if self.pool.can_allocate(1):
-                sequence.block_ids += self.pool.allocate_blocks(1)
-                continue
+        while not self._holdings.grow(sequence):
             victim = next(other for other in reversed(self._running) if other.can_be_preempted)
             self._preempt(victim)
             if victim is sequence:
@@ -393,7 +344,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         self._running.remove(victim)
-        self._free_cache(victim)
+        self._holdings.free(victim)
         victim.num_computed = 0
         victim.status = Status.WAITING
         self._waiting.appendleft(victim)
@@ -422,7 +373,7 @@ class Scheduler:
         )
         if reason is not None:
             self._running.remove(sequence)
-            self._cache_full_blocks(sequence)
+            self._holdings.cache_full_blocks(sequence)
             self._release(sequence)
 
     def _push_computed(self, sequence: Sequence) -> None:
@@ -439,26 +390,6 @@ class Scheduler:
             sequence.status = Status.PUSHING
             self._num_pushing += 1
             self._actions.append(PushEnd(sequence.request_id, sequence.state_slot, sequence.num_cached_tokens))
-
-    # --- prefix cache ------------------------------------------------------------------------------------------------
-
-    def _prompt_boundary(self, sequence: Sequence) -> int:
-        """The last block boundary that leaves a prompt token to compute."""
-        return (sequence.num_prompt_tokens - 1) // self.pool.block_size * self.pool.block_size
-
-    def _cache_prompt_boundary(self, sequence: Sequence) -> None:
-        boundary = self._prompt_boundary(sequence)
-        if self._has_snapshots and 0 < boundary == sequence.num_computed:
-            block_ids = sequence.block_ids[: boundary // self.pool.block_size]
-            snapshot = self.pool.cache_prefix(sequence.token_ids[:boundary], block_ids)
-            if snapshot is not None:
-                self._slot_copies.append((sequence.state_slot, snapshot))
-
-    def _cache_full_blocks(self, sequence: Sequence) -> None:
-        num_blocks = sequence.num_computed // self.pool.block_size
-        if not self._has_snapshots and num_blocks:
-            token_ids = sequence.token_ids[: num_blocks * self.pool.block_size]
-            self.pool.cache_prefix(token_ids, sequence.block_ids[:num_blocks])
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -503,13 +434,11 @@ class Scheduler:
         """The ticket is out: prefill may write into what it names until it says otherwise."""
         del self._by_generation[sequence.generation]
         self._num_waiting_for_kv -= 1
-        held = sequence.block_ids[: sequence.num_held_blocks]
-        self.pool.quarantine(sequence.generation, sequence.block_ids[len(held) :], sequence.state_slot)
-        sequence.block_ids, sequence.state_slot = held, -1
+        self._holdings.quarantine(sequence)
         self._actions.append(RevokeTicket(sequence.generation))
 
     def _release(self, sequence: Sequence) -> None:
-        self._free_cache(sequence)
+        self._holdings.free(sequence)
         sequence.status = Status.ENDED
         del self._sequences[sequence.request_id]
         for follower in sequence.followers:
@@ -518,17 +447,8 @@ class Scheduler:
             self._refuse(follower.request_id, _unavailable(message, "kv_transfer_failed"))
             self._release(follower)
 
-    def _free_cache(self, sequence: Sequence) -> None:
-        self.pool.free_blocks(sequence.block_ids)
-        if sequence.state_slot >= 0:
-            self.pool.free_slot(sequence.state_slot)
-        sequence.block_ids, sequence.state_slot = [], -1
-
     def _refuse(self, request_id: str, error: RequestError) -> None:
         self._actions.append(Refused(request_id, error))
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.block_size)
 
 
 def _unavailable(message: str, code: str) -> RequestError:
