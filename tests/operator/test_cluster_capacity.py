@@ -5,6 +5,7 @@ Pods on pretended nodes are Ready as soon as they are bound; what is seen is whe
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -121,6 +122,17 @@ def image(tag: str) -> dict[str, Any]:
     return {"podSpec": {"containers": [{"name": "engine", "image": f"none:{tag}"}]}}
 
 
+def planned(namespace: kube.Namespace, body: dict[str, Any]) -> dict[str, Any]:
+    """What `headrace plan-rollout` says would follow if this were applied now."""
+    command = [sys.executable, "-m", "headrace_operator.cli", "plan-rollout", "-", "-n", namespace.name, "-o", "json"]
+    environment = {**os.environ, "KUBECONFIG": str(namespace.cluster.kubeconfig)}
+    run = subprocess.run(command, input=json.dumps(body), env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    result: dict[str, Any] = json.loads(run.stdout)
+    assert (run.returncode, result["room"]) == (1 if result["blocked"] else 0, "nodes")
+    return result
+
+
 def test_on_a_full_rack_a_change_says_what_is_missing_and_goes_on_once_it_may_recreate(
     namespace: kube.Namespace,
 ) -> None:
@@ -128,14 +140,23 @@ def test_on_a_full_rack_a_change_says_what_is_missing_and_goes_on_once_it_may_re
     namespace.apply(deployment("flash", 8, 8, image("1"), {"spec.rolloutStrategy": surge}))
     eventually(lambda: all_groups_ready(namespace, "flash"))
     before = namespace.pod_uids("flash")
-    namespace.apply(deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Wait"}}))
+    missing = "decode needs 32 GPUs (8 pods of 4) in one domain; the freest, clique-0, has 8"
+    wait = deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Wait"}})
+    plan = planned(namespace, wait)
+    assert plan["steps"] == []
+    assert missing in plan["blocked"][0]
+    namespace.apply(wait)
     waiting = eventually(
         lambda: (c := namespace.condition("flash", names.PROGRESSING)).get("reason") == names.REASON_NO_CAPACITY and c
     )
     assert waiting["status"] == "False"
-    assert "decode needs 32 GPUs (8 pods of 4) in one domain; the freest, clique-0, has 8" in waiting["message"]
+    assert missing in waiting["message"]
     assert namespace.pod_uids("flash") == before
-    namespace.apply(deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Recreate"}}))
+    recreate = deployment("flash", 8, 8, image("2"), {"spec.rolloutStrategy": {**surge, "whenFull": "Recreate"}})
+    plan = planned(namespace, recreate)
+    assert [action["verb"] for step in plan["steps"] for action in step["actions"]] == ["remove", "make"]
+    assert plan["blocked"] == []
+    namespace.apply(recreate)
     eventually(lambda: namespace.condition("flash", names.READY).get("status") == "True")
     after = namespace.pod_uids("flash")
     kept = {name: uid for name, uid in before.items() if "-prefill-" in name}
