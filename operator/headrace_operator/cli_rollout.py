@@ -33,6 +33,7 @@ Without the cluster: --state with the objects of the deployment, and with the no
   (echo ---; kubectl get nodes,pods -A -o yaml) >> state.yaml
 Exit code 1 if the change would not come to its end.
 """
+_EXPECTED = "the file is to be what `kubectl get ... -o yaml` prints"
 _KINDS = ("Pod", "ControllerRevision")
 
 
@@ -92,6 +93,8 @@ def _read(args: argparse.Namespace, name: str) -> Scene:
     if len(found) > 1:
         raise ManifestError(f"{args.state}: has {len(found)} of the name {name}; -n says which namespace is meant")
     stored = found[0] if found else None
+    if stored and not stored["metadata"].get("uid"):
+        raise ManifestError(f"{args.state}: {name} has no metadata.uid; {_EXPECTED}")
     namespace = args.namespace or (stored["metadata"].get("namespace") if stored else None) or "default"
     try:
         return Scene(namespace, stored, objects, counted(objects))
@@ -110,9 +113,12 @@ def _objects(path: str) -> list[dict[str, Any]]:
     objects = []
     for document in documents:
         items = document.get("items", [document]) if isinstance(document, dict) else []
-        objects += [item for item in items if isinstance(item, dict) and {"kind", "metadata"} <= item.keys()]
+        objects += [item for item in items or () if isinstance(item, dict) and {"kind", "metadata"} <= item.keys()]
+    wrong = next((item for item in objects if not isinstance(item["metadata"], dict)), None)
+    if wrong:
+        raise ManifestError(f"{path}: the metadata of a {wrong['kind']} is no object; {_EXPECTED}")
     if not objects:
-        raise ManifestError(f"{path}: has no objects; it is to be what `kubectl get ... -o yaml` prints")
+        raise ManifestError(f"{path}: has no objects; {_EXPECTED}")
     return objects
 
 

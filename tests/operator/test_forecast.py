@@ -137,14 +137,24 @@ def test_plan_rollout_of_what_is_there_has_nothing_to_do(
     assert run(capsys, "plan-rollout", str(same), "--state", str(files[1]))[:2] == (0, "demo: nothing to do\n")
 
 
-def test_plan_rollout_refuses_a_state_without_objects(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("items: []", "has no objects"),
+        ("items:", "has no objects"),
+        ("{kind: Node, metadata: n1}", "the metadata of a Node is no object"),
+        ("{kind: DisaggDeployment, metadata: {name: demo}}", "demo has no metadata.uid"),
+        ("items: [", "not YAML"),
+    ],
+)
+def test_plan_rollout_refuses_a_state_that_kubectl_would_not_print(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], tmp_path: Path, text: str, message: str
 ) -> None:
-    empty = tmp_path / "empty.yaml"
-    empty.write_text("items: []")
-    code, _, err = run(capsys, "plan-rollout", str(files[0]), "--state", str(empty))
+    state = tmp_path / "wrong.yaml"
+    state.write_text(text)
+    code, _, err = run(capsys, "plan-rollout", str(files[0]), "--state", str(state))
     assert code == 2
-    assert "has no objects" in err
+    assert f"{state}: {message}" in err
 
 
 def test_plan_rollout_reckons_with_the_nodes_of_a_state(
