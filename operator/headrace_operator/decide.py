@@ -187,7 +187,8 @@ def _wanted_objects(
                 is_wanted = revision == revisions.get(role)
                 number = number_of(stored, others, is_wanted, deployment.metadata.generation)
                 bodies.append(controller_revision(owner, role, revision, template, number))
-                bodies.append(group_service(owner, role, revision))
+                if template.parallelism.num_pods > 1:
+                    bodies.append(group_service(owner, role, revision))
         wanted = deployment.spec.role(role)
         if wanted:
             bodies.append(role_service(owner, role))

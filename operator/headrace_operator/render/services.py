@@ -10,15 +10,17 @@ from headrace_operator.revision import RoleTemplate
 
 
 def group_service(owner: Owner, role: str, revision: str) -> dict[str, Any]:
-    """Gives the pods of one revision DNS names before they are ready: ranks meet in order to become ready."""
+    """Gives the leaders of one revision DNS names before they are ready: ranks meet there in order to become ready.
+
+    Not the other pods, for which nobody asks: of every pod more the cluster writes all addresses once more."""
     labels = names.revision_labels(owner.name, role, revision)
-    selector = {label: labels[label] for label in (names.LABEL_DEPLOYMENT, names.LABEL_ROLE, names.LABEL_REVISION)}
+    selector = {**names.leader_labels(owner.name, role), names.LABEL_REVISION: revision}
     return _headless(
         owner,
         names.revision_name(owner.name, role, revision),
         labels,
         selector,
-        ports={"http": names.PORT_HTTP, "rendezvous": names.PORT_RENDEZVOUS, "control": names.PORT_CONTROL},
+        ports={"rendezvous": names.PORT_RENDEZVOUS, "control": names.PORT_CONTROL},
         publishNotReadyAddresses=True,
     )
 
