@@ -112,6 +112,8 @@ class Reconciler:
         late = await self._end_stragglers(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects)
         if raw is None or not is_wanted:
             self._forget(key)  # garbage collection does the rest
+            if not objects:
+                self._pace.forget(key)
             return late
         if self._ending.get(key) == raw["metadata"]["uid"]:
             return late  # it goes with its namespace, whose contents go in any order
@@ -184,9 +186,10 @@ class Reconciler:
 
     async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body]) -> float | None:
         """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""
-        bodies = stragglers(key.name, uid, objects)
-        silent = await self._nodes.silent(suspects(bodies))
-        gone, wait = overdue(bodies, silent, self._clock())
+        with self._pace.thinking(key, len(objects), self._clock()):
+            found = stragglers(key.name, uid, objects)
+        silent = await self._nodes.silent(suspects(found))
+        gone, wait = overdue(found, silent, self._clock())
         for deletion in gone:
             logger.warning("%s/%s: pod %s outlived its deployment and is removed", *key, deletion.pod_name)
             await self._cluster.delete("Pod", key.namespace, deletion.pod_name, deletion.uid, deletion.grace_seconds)
@@ -198,7 +201,6 @@ class Reconciler:
             memory.pop(key, None)
         metrics.DEPLOYMENTS.forget(*key)
         self._inventory.forget(key)
-        self._pace.forget(key)
         self._forget_signals(key)
         if self._following:
             self._following.forget(key)

@@ -8,7 +8,8 @@ itself how long it stays on a silent node (`render/nodes.py`): its deployment ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headrace_operator.groups import Pod
@@ -21,11 +22,19 @@ from headrace_operator.render.nodes import stays_seconds
 Body = Mapping[str, Any]
 
 
-def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Body]:
+@dataclass(frozen=True)
+class Straggler:
+    """A pod, and how many seconds it stays on a node that is silent."""
+
+    pod: Pod
+    stays_seconds: float
+
+
+def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Straggler]:
     """Pods that are being deleted, have an owner of this name, and are in no group of the deployment with this uid
     (empty: none is there to stay)."""
     return [
-        body
+        Straggler(pod_facts(body, 0), stays_seconds(body))
         for body in objects
         if body["kind"] == "Pod"
         and "deletionTimestamp" in body["metadata"]
@@ -34,18 +43,14 @@ def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Body]
     ]
 
 
-def suspects(bodies: Iterable[Body]) -> list[str]:
+def suspects(found: Iterable[Straggler]) -> list[str]:
     """Nodes worth asking for."""
-    return sorted({pod.node for pod in _pods(bodies) if pod.is_suspect and pod.node})
+    return sorted({straggler.pod.node for straggler in found if straggler.pod.is_suspect and straggler.pod.node})
 
 
-def overdue(bodies: Sequence[Body], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
+def overdue(found: Iterable[Straggler], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
     """Those that are to be removed by force, and how long until the next one is. `silent`: as of `silent_since`."""
-    pods = [marked(pod, silent, stays_seconds(body), now) for body, pod in zip(bodies, _pods(bodies), strict=True)]
+    pods = [marked(straggler.pod, silent, straggler.stays_seconds, now) for straggler in found]
     gone = [Deletion(pod.name, pod.uid, 0) for pod in pods if pod.gone_at is not None and pod.gone_at <= now]
     waits = [pod.gone_at - now for pod in pods if pod.gone_at is not None and pod.gone_at > now]
     return gone, min(waits, default=None)
-
-
-def _pods(bodies: Iterable[Body]) -> list[Pod]:
-    return [pod_facts(body, 0) for body in bodies]

@@ -63,7 +63,8 @@ def orphan() -> dict[str, Any]:
     ],
 )
 def test_which_pods_are_stragglers(body: dict[str, Any], uid: str, is_straggler: bool) -> None:
-    assert (stragglers("demo", uid, [body]) == [body]) is is_straggler
+    names = [found.pod.name for found in stragglers("demo", uid, [body])]
+    assert names == ([body["metadata"]["name"]] if is_straggler else [])
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,13 @@ def test_they_are_removed_once_they_count_as_gone(
 ) -> None:
     body = pod()
     removed = [Deletion(body["metadata"]["name"], body["metadata"]["uid"], 0)]
-    assert suspects([body]) == ["node-a"]
-    assert overdue([body], silent, now) == (removed if is_removed else [], wait)
+    found = stragglers("demo", "", [body])
+    assert suspects(found) == ["node-a"]
+    assert overdue(found, silent, now) == (removed if is_removed else [], wait)
 
 
 def test_one_that_may_stay_for_ever_is_removed_when_it_overstays_its_deletion() -> None:
     body = pod()
     body["spec"]["tolerations"] = [{"operator": "Exists"}]
-    gone, wait = overdue([body], {"node-a": T - 10_000}, T)
+    gone, wait = overdue(stragglers("demo", "", [body]), {"node-a": T - 10_000}, T)
     assert (gone, wait) == ([], OVERDUE_SECONDS)
