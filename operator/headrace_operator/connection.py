@@ -26,6 +26,8 @@ async def connect(context: str | None = None) -> AsyncIterator[Cluster]:
     try:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG") and context is None:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            # A cluster's own address needs no proxy; to look for one and for ~/.netrc costs every request a thread.
+            configuration.client_session_kwargs = {"trust_env": False}
         else:
             namespace = await _load(_kubeconfig(), context, configuration)
     except config.ConfigException as error:
