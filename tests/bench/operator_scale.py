@@ -1,7 +1,8 @@
 """How fast the operator makes and removes pods, beside the built-in Deployment controller on the same cluster.
 
 Pods go to pretended nodes (kwok), where they are Ready at once, so what is measured is control: the operator or the
-Deployment's controllers, the scheduler and the API server. Both make the same number of pods with the same container:
+Deployment's controllers, the scheduler and the API server. Both make as many of the same engine pods; Kubernetes' own
+work on a pod grows with what is in it, and --bare measures the Deployments with pods of one container and nothing else:
 
   one     one DisaggDeployment of 250 groups of 4 pods, beside one Deployment of 1,000 replicas
   many    100 DisaggDeployments of 10 pods (2 prefill groups of 1, 2 decode groups of 4), beside 100 Deployments of 10
@@ -36,6 +37,10 @@ from tests.bench.operator_steady import OPERATOR_LABELS, OPERATOR_METRICS_PORT
 from tests.bench.podwatch import PodWatch
 from tests.bench.prometheus import Samples, samples_of
 from tests.bench.report import Cell, Results, machine, table
+
+from headrace_operator.decide import Defaults
+from headrace_operator.manifests import DisaggDeployment
+from headrace_operator.preview import preview
 
 OURS, PEER = "headrace", "Deployment"
 NAMESPACE = f"operator-bench-{os.getpid()}"  # what an interrupted run left is not counted
@@ -78,13 +83,11 @@ class Times:
     deleted: float
 
 
-def deployments(shape: Shape) -> list[dict[str, Any]]:
-    """The peer: plain Deployments."""
+def deployments(shape: Shape, is_bare: bool = False) -> list[dict[str, Any]]:
+    """The peer: plain Deployments, of the engine pods that `disagg_deployments` make or of bare ones."""
     replicas = shape.num_pods // shape.num_objects
-    template = {
-        "metadata": {"labels": {LABEL: shape.name}},
-        "spec": {**POD_SPEC, "containers": [{"name": "engine", "image": "none:1"}]},
-    }
+    spec = {**POD_SPEC, "containers": [{"name": "engine", "image": "none:1"}]} if is_bare else engine_pod_spec(shape)
+    template = {"metadata": {"labels": {LABEL: shape.name}}, "spec": spec}
     return [
         {
             "apiVersion": "apps/v1",
@@ -98,6 +101,14 @@ def deployments(shape: Shape) -> list[dict[str, Any]]:
         }
         for number in range(shape.num_objects)
     ]
+
+
+def engine_pod_spec(shape: Shape) -> dict[str, Any]:
+    """What is in the last pod of the first of ours, but for what its name and our operator's restarts take."""
+    made = preview(DisaggDeployment.from_manifest(disagg_deployments(shape)[0]), Defaults("none:1", "none:1"))
+    spec = [body["spec"] for body in made if body["kind"] == "Pod"][-1]
+    of_ours = ("hostname", "subdomain", "restartPolicy", "readinessGates")
+    return {field: value for field, value in spec.items() if field not in of_ours}
 
 
 def disagg_deployments(shape: Shape) -> list[dict[str, Any]]:
@@ -256,6 +267,7 @@ def main() -> None:
     )
     parser.add_argument("--shapes", default="one,many", help="which of one, many (default: %(default)s)")
     parser.add_argument("--growth", default="10,100,1000", help="numbers of deployments (default: %(default)s)")
+    parser.add_argument("--bare", action="store_true", help="Deployments of pods with one container and nothing else")
     parser.add_argument("--repetitions", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("bench-results/operator-scale.json"))
     arguments = parser.parse_args()
@@ -264,7 +276,7 @@ def main() -> None:
     results, spent, grown = Results(), [], {}
     with prepared() as cluster:
         for shape in [shape for shape in shapes for _ in range(arguments.repetitions)]:
-            for server, bodies in ((PEER, deployments(shape)), (OURS, disagg_deployments(shape))):
+            for server, bodies in ((PEER, deployments(shape, arguments.bare)), (OURS, disagg_deployments(shape))):
                 before = operator_samples(cluster)
                 times = measure(cluster, server, shape, bodies)
                 print(f"{shape.name} {server}: {asdict(times)}", file=sys.stderr, flush=True)
@@ -275,11 +287,15 @@ def main() -> None:
         for number in numbers:
             grown[number] = measure_growth(cluster, growth_shape(number))
             print(f"{number} deployments: {grown[number]}", file=sys.stderr, flush=True)
-    report(results, spent, grown, arguments.output)
+    report(results, spent, grown, arguments.output, arguments.bare)
 
 
 def report(
-    results: Results, spent: list[Mapping[str, Any]], grown: Mapping[int, Mapping[str, float]], output: Path
+    results: Results,
+    spent: list[Mapping[str, Any]],
+    grown: Mapping[int, Mapping[str, float]],
+    output: Path,
+    is_bare: bool,
 ) -> None:
     """The tables on stdout, everything into the file."""
     print(table(results, [OURS, PEER], PEER))
@@ -295,7 +311,7 @@ def report(
         print(growth_table(grown, "deployments"))
     values = [{"cell": cell, "server": server, "values": v} for (cell, server), v in results.values.items()]
     output.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine(), "times": values, "operator": spent, "growth": grown}
+    found = {"machine": machine(), "is_bare": is_bare, "times": values, "operator": spent, "growth": grown}
     output.write_text(json.dumps(found, indent=1) + "\n")
 
 

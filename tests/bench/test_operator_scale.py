@@ -31,6 +31,15 @@ def test_both_sides_make_the_same_number_of_pods(shape: Shape) -> None:
     assert ours == theirs == shape.num_pods
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
+def test_the_deployments_have_the_container_of_an_engine_pod_or_a_bare_one(shape: Shape) -> None:
+    (theirs,) = deployments(shape)[0]["spec"]["template"]["spec"]["containers"]
+    made = preview(DisaggDeployment.from_manifest(disagg_deployments(shape)[0]), Defaults("none:1", "none:1"))
+    assert theirs in [container for body in made if body["kind"] == "Pod" for container in body["spec"]["containers"]]
+    (bare,) = deployments(shape, is_bare=True)[0]["spec"]["template"]["spec"]["containers"]
+    assert set(bare) == {"name", "image"}
+
+
 def event(kind: str, name: str, ready: str) -> dict[str, Any]:
     """An event of a watch."""
     conditions = [{"type": "Ready", "status": ready}] if ready else []
