@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from headrace_operator.workqueue import Key
 
 MIN_OBJECTS = 100
-REST_FACTOR = 4.0
+REST_FACTOR = 8.0
 MAX_REST_SECONDS = 1.0
 
 

@@ -46,8 +46,8 @@ def test_a_rest_ends() -> None:
     pace = Pace(stopwatch)
     with pace.thinking(KEY, 1000, 100.0):
         stopwatch.seconds += 0.05
-    assert pace.rest_seconds(KEY, 100.1) == pytest.approx(0.1)
-    assert pace.rest_seconds(KEY, 100.3) is None
+    assert pace.rest_seconds(KEY, 100.1) == pytest.approx(REST_FACTOR * 0.05 - 0.1)
+    assert pace.rest_seconds(KEY, 100.0 + REST_FACTOR * 0.05) is None
     assert pace.rest_seconds(Key("default", "other"), 100.1) is None
     pace.forget(KEY)
     assert pace.rest_seconds(KEY, 100.1) is None

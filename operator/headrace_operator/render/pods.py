@@ -59,6 +59,8 @@ class PodIdentity:
             **names.pod_labels(owner.name, role, revision, 0, 0),
             names.LABEL_KV_FINGERPRINT: template.kv_fingerprint,
         }
+        of_one = (names.LABEL_GROUP, names.LABEL_POD_INDEX)
+        self._of_all = {label: value for label, value in self._labels.items() if label not in of_one}
 
     def of(self, group: int, pod: int) -> dict[str, Any]:
         """Pod `pod` of a group without its spec."""
@@ -68,9 +70,13 @@ class PodIdentity:
 
     def is_on(self, live: Mapping[str, Any], group: int, pod: int) -> bool:
         """Whether a live pod has all of it."""
+        # Every pass asks this of every pod, so no labels are put together here.
         labels, annotations = live["metadata"].get("labels") or {}, live["metadata"].get("annotations") or {}
         return bool(
-            labels.items() >= self._labels_of(group, pod).items() and annotations.items() >= self._annotations.items()
+            labels.get(names.LABEL_GROUP) == str(group)
+            and labels.get(names.LABEL_POD_INDEX) == str(pod)
+            and labels.items() >= self._of_all.items()
+            and annotations.items() >= self._annotations.items()
         )
 
     def _labels_of(self, group: int, pod: int) -> dict[str, str]:
