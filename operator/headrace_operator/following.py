@@ -12,27 +12,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from headrace_operator import names
-from headrace_operator.cluster import (
-    CHILD_SELECTOR,
-    OPTIONAL_KINDS,
-    Cluster,
-    ClusterError,
-    Gone,
-    Refused,
-    WatchExpired,
-)
+from headrace_operator.cluster import OPTIONAL_KINDS, Cluster, ClusterError, Gone, Refused, WatchExpired
+from headrace_operator.mirror import Body, Mirror, Place
 from headrace_operator.optional import KUEUE, OPTIONAL_APIS
-from headrace_operator.store import key_of_child
-from headrace_operator.watching import changes, pages
 from headrace_operator.workqueue import Key
 
 logger = logging.getLogger(__name__)
-
-Body = dict[str, Any]
-Place = tuple[str, str | None]  # a kind, and the namespace that it is followed in (None: all)
 
 # Until a kind that is not served is asked for again: while nobody needs it, and while somebody waits for it.
 IDLE_SECONDS = 60.0
@@ -48,8 +35,7 @@ class Following:
         self._wake = wake
         self._places: list[Place] = [(kind, space) for kind in OPTIONAL_KINDS for space in namespaces or (None,)]
         self._places.append((KUEUE, None))
-        self._seen: dict[Place, dict[str, Body]] = {place: {} for place in self._places}  # by uid
-        self._by_key: dict[Key, dict[str, Body]] = {}  # the same, by deployment
+        self._mirror = Mirror(wake)
         # Why a kind cannot be used; empty: it can. What is not in here has not been answered yet.
         self._problems: dict[Place, str] = {}
         self._waiting: dict[str, set[Key]] = {kind: set() for kind in OPTIONAL_APIS}
@@ -57,7 +43,7 @@ class Following:
 
     def children(self, key: Key) -> list[Body]:
         """All objects of optional kinds that are labelled as the deployment's."""
-        return list(self._by_key.get(key, {}).values())
+        return self._mirror.children(key)
 
     def problems(self, key: Key, kinds: Collection[str]) -> dict[str, str] | None:
         """Why a deployment cannot use those of `kinds` that it cannot, by kind. None: not known yet. The key is woken
@@ -95,7 +81,7 @@ class Following:
                 else:
                     await self._list_and_watch(place)
             except Gone:
-                self._keep_only(place, ())
+                self._mirror.keep_only(place, ())
                 self._answer(place, OPTIONAL_APIS[kind].missing)
                 pause = WAITING_SECONDS if self._waiting[kind] else IDLE_SECONDS
             except WatchExpired as error:
@@ -118,49 +104,11 @@ class Following:
             await asyncio.wait_for(self._needed[kind].wait(), seconds)
 
     async def _list_and_watch(self, place: Place) -> None:
-        """A list and then what changes, until the API server ends the watch; the next list finds what it missed."""
-        kind, namespace = place
-        listed: list[Body] = []
-        version = ""
-        async for bodies, page_version in pages(self._cluster, kind, namespace, CHILD_SELECTOR):
-            version = version or page_version
-            listed += bodies
-        self._keep_only(place, {body["metadata"]["uid"] for body in listed})
-        for body in listed:
-            self._see(place, body)
+        """A list and then what changes, for ever, as far as it goes without an error."""
+        version = await self._mirror.list_all(self._cluster, place)
         self._answer(place, "")
-        async for change, body in changes(self._cluster, kind, version, namespace, CHILD_SELECTOR):
-            if change == "DELETED":
-                self._drop(place, body["metadata"]["uid"])
-            elif change != "BOOKMARK":
-                self._see(place, body)
-
-    def _keep_only(self, place: Place, uids: Collection[str]) -> None:
-        for uid in [uid for uid in self._seen[place] if uid not in uids]:
-            self._drop(place, uid)
-
-    def _see(self, place: Place, body: Body) -> None:
-        """An object exists, like this."""
-        uid, shown = body["metadata"]["uid"], {**body, "kind": place[0]}
-        key = key_of_child(shown)
-        if self._seen[place].get(uid) == shown:
-            return
-        self._drop(place, uid)
-        self._seen[place][uid] = shown
-        if key:
-            self._by_key.setdefault(key, {})[uid] = shown
-            self._wake(key)
-
-    def _drop(self, place: Place, uid: str) -> None:
-        """An object is gone."""
-        body = self._seen[place].pop(uid, None)
-        key = key_of_child(body) if body else None
-        if key is None:
-            return
-        del self._by_key[key][uid]
-        if not self._by_key[key]:
-            del self._by_key[key]
-        self._wake(key)
+        while True:
+            version = await self._mirror.watch(self._cluster, place, version)
 
     def _answer(self, place: Place, problem: str) -> None:
         if self._problems.get(place) == problem:

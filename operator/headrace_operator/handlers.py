@@ -7,20 +7,21 @@ there; see `reconcile.py` for what happens instead.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, CHILD_SELECTOR, RESOURCES
-from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX, key_of_child, slim
-from headrace_operator.workqueue import Key, WorkQueue
+from headrace_operator.cluster import CHILD_SELECTOR, INDEXED_KINDS, RESOURCES
+from headrace_operator.mirror import key_of_child, slim
+from headrace_operator.retries import watch_pauses
+from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX
+from headrace_operator.workqueue import Key
 
 
-def build_registry(queue: WorkQueue) -> kopf.OperatorRegistry:
-    """All handlers: one index per kind, the log-in, and what lets the queue be worked on."""
+def build_registry(indexed: Callable[[], None]) -> kopf.OperatorRegistry:
+    """All handlers: one index per kind, the log-in, and who is told once the indices show all that exists."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -35,9 +36,9 @@ def build_registry(queue: WorkQueue) -> kopf.OperatorRegistry:
     async def deployment_changed(**_: Any) -> None:
         # kopf calls this once the lists of all kinds are in the indices. A pass before that would miss children; and
         # without any deployment there is nothing to do.
-        queue.open()
+        indexed()
 
-    for kind in CHILD_KINDS:
+    for kind in INDEXED_KINDS:
         _watch_children(registry, kind)
     return registry
 
@@ -67,11 +68,10 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _Backoffs:
-    """Waits before a watch is tried again: without end, since kopf would end the process after a minute, and never
-    long, since the API server may be back at any moment."""
+    """Waits before a watch is tried again, again and again: kopf would end the process after a minute."""
 
     def __iter__(self) -> Iterator[float]:
-        return itertools.chain((0.5, 1.0, 2.0), itertools.repeat(4.0))
+        return watch_pauses()
 
 
 def settings() -> kopf.OperatorSettings:
@@ -87,6 +87,6 @@ def settings() -> kopf.OperatorSettings:
     result.watching.chunk_size = 500
     result.networking.request_timeout = 30
     result.networking.error_backoffs = _Backoffs()
-    for kind in CHILD_KINDS:
+    for kind in INDEXED_KINDS:
         result.watching.label_selectors[RESOURCES[kind]] = CHILD_SELECTOR
     return result

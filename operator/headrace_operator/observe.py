@@ -38,6 +38,11 @@ class Observed:
         """(kind, name) of the strangers that are left alone."""
         return self.strangers - {(kind, name) for kind, name, _ in self.leftovers}
 
+    def leader_address(self, key: GroupKey) -> str:
+        """Where the engine of a group that has pods answers, host:port."""
+        address = self.groups[key][0].address
+        return f"[{address}]:{names.PORT_HTTP}" if ":" in address else f"{address}:{names.PORT_HTTP}"
+
 
 class ParsedPods:
     """What was made of the pods of one deployment, for as long as their resourceVersion stays.

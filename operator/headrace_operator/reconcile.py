@@ -29,7 +29,6 @@ from headrace_operator.events import RecentNotes, event_body, summarized
 from headrace_operator.expectations import Expectations
 from headrace_operator.figures import figures_of
 from headrace_operator.following import Following
-from headrace_operator.groups import GroupKey
 from headrace_operator.inventory import Inventory
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
@@ -210,7 +209,7 @@ class Reconciler:
         keys = worth_asking(observed.groups, {role.name: role.replicas for role in wanted.spec.roles})
         if not keys or self._engines is None:
             return observed
-        return replace(observed, loads=await self._engines.loads({key: _leader_address(observed, key) for key in keys}))
+        return replace(observed, loads=await self._engines.loads({key: observed.leader_address(key) for key in keys}))
 
     def _with_signals(self, key: Key, deployment: DisaggDeployment, observed: Observed) -> Observed:
         """The same with what engines said last of their load, where the deployment scales itself."""
@@ -218,7 +217,7 @@ class Reconciler:
         if self._board is None or auto is None:
             self._forget_signals(key)
             return observed
-        addresses = {leader: _leader_address(observed, leader) for leader in serving(observed)}
+        addresses = {leader: observed.leader_address(leader) for leader in serving(observed)}
         self._board.follow(key, addresses, float(auto.interval_seconds))
         return replace(observed, samples=self._board.samples(key))
 
@@ -228,7 +227,7 @@ class Reconciler:
 
     async def _hurry(self, observed: Observed, decision: Decision) -> None:
         if self._engines is not None:
-            await asyncio.gather(*(self._engines.hurry(_leader_address(observed, k)) for k in decision.drains.hurry))
+            await asyncio.gather(*(self._engines.hurry(observed.leader_address(k)) for k in decision.drains.hurry))
 
     def _decide(
         self, key: Key, deployment: DisaggDeployment, observed: Observed, before: Status, now: float
@@ -288,11 +287,6 @@ class Reconciler:
                 await self._cluster.create_event(event_body(raw, note, self._clock()))
             except ClusterError as error:
                 logger.warning("an event was lost: %s", error)
-
-
-def _leader_address(observed: Observed, key: GroupKey) -> str:
-    address = observed.groups[key][0].address
-    return f"[{address}]:{names.PORT_HTTP}" if ":" in address else f"{address}:{names.PORT_HTTP}"
 
 
 def _status_before(raw: Body) -> Status:

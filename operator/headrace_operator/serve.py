@@ -15,7 +15,7 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster import CHILD_KINDS, Cluster
+from headrace_operator.cluster import INDEXED_KINDS, Cluster
 from headrace_operator.connection import connect
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
@@ -23,6 +23,7 @@ from headrace_operator.following import Following
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
+from headrace_operator.pod_watch import PodWatch
 from headrace_operator.preconditions import wait_until_usable
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
@@ -42,8 +43,8 @@ async def serve(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with connect() as cluster, Engines() as engines:
-        queue = WorkQueue(is_open=False)
-        store = Store(CHILD_KINDS, queue.add)
+        queue = WorkQueue()
+        store = Store(INDEXED_KINDS, queue.add)
         resync = Resync(cluster, store, queue, args.namespaces)
         lease = _lease(cluster, args.lease)
         health = Health(resync, lease)
@@ -55,6 +56,8 @@ async def serve(args: argparse.Namespace) -> None:
                 return
             images = Defaults(args.engine_image, args.router_image)
             inventory = Inventory(cluster, queue.add)
+            pods = PodWatch(cluster, store.pods, args.namespaces)
+            are_indexed = asyncio.Event()
             board = SignalBoard(engines, queue.add)
             following = Following(cluster, queue.add, args.namespaces)
             reconciler = Reconciler(
@@ -63,7 +66,7 @@ async def serve(args: argparse.Namespace) -> None:
             await _run_until(
                 stop,
                 kopf.operator(
-                    registry=build_registry(queue),
+                    registry=build_registry(are_indexed.set),
                     settings=settings(),
                     indexers=store.indexers,
                     # kopf would ask for the user's name, which a container's user need not have.
@@ -79,7 +82,8 @@ async def serve(args: argparse.Namespace) -> None:
                 inventory.run(),
                 board.run(),
                 following.run(),
-                *(queue.work(reconciler.reconcile) for _ in range(NUM_WORKERS)),
+                pods.run(),
+                *(_work(queue, reconciler, are_indexed, pods.is_listed) for _ in range(NUM_WORKERS)),
             )
         finally:
             queue.close()
@@ -97,6 +101,13 @@ def _lease(cluster: Cluster, where: tuple[str, str] | None) -> Lease | None:
     lease = Lease(cluster, *where, identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
     cluster.seconds_to_write = lease.seconds_left
     return lease
+
+
+async def _work(queue: WorkQueue, reconciler: Reconciler, *seen: asyncio.Event) -> None:
+    """For ever, once all that exists has been seen: a pass before that would take what it misses for gone."""
+    for event in seen:
+        await event.wait()
+    await queue.work(reconciler.reconcile)
 
 
 async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:

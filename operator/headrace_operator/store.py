@@ -1,40 +1,19 @@
-"""What the watches have shown so far, by deployment: a view over kopf's indices."""
+"""What the watches have shown so far, by deployment: a view over kopf's indices and the mirror of pods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
 from kopf._core.engines.indexing import OperatorIndexers  # what kopf.operator(indexers=) takes, for embedders
 
 from headrace_operator import names
+from headrace_operator.mirror import Body, Mirror, key_of_child
 from headrace_operator.workqueue import Key
-
-Body = dict[str, Any]
 
 DEPLOYMENTS_INDEX = "deployments"
 CHILDREN_INDEX = "children_{kind}"
-
-
-def slim(body: Mapping[str, Any], kind: str) -> Body:
-    """The object without what nobody reads: of managedFields only other people's changes of a spec are kept."""
-    metadata = dict(body["metadata"])
-    fields = [
-        entry
-        for entry in metadata.pop("managedFields", None) or ()
-        if entry.get("manager") != names.MANAGER and "f:spec" in (entry.get("fieldsV1") or {})
-    ]
-    if fields and kind == "Pod":
-        metadata["managedFields"] = fields
-    return {**body, "kind": kind, "metadata": metadata}
-
-
-def key_of_child(body: Mapping[str, Any]) -> Key | None:
-    """The deployment that a child says it belongs to."""
-    metadata = body["metadata"]
-    name = (metadata.get("labels") or {}).get(names.LABEL_DEPLOYMENT)
-    return Key(metadata["namespace"], name) if name else None
 
 
 class _TellingIndexers(OperatorIndexers):
@@ -63,11 +42,13 @@ class _TellingIndexers(OperatorIndexers):
 
 
 class Store:
-    """Read access to the indices that `handlers.py` fills. `changed` is called with each key that may look new."""
+    """Read access to the indices that `handlers.py` fills and the pods that `pod_watch.py` follows. `changed` is called
+    with each key that may look new."""
 
-    def __init__(self, child_kinds: tuple[str, ...], changed: Callable[[Key], None] = lambda key: None) -> None:
+    def __init__(self, indexed_kinds: tuple[str, ...], changed: Callable[[Key], None] = lambda key: None) -> None:
         self.indexers = _TellingIndexers(changed)
-        self._child_kinds = child_kinds
+        self.pods = Mirror(changed)
+        self._indexed_kinds = indexed_kinds
 
     def deployment(self, key: Key) -> Body | None:
         """The resource itself, or None if it is gone."""
@@ -75,7 +56,8 @@ class Store:
 
     def children(self, key: Key) -> list[Body]:
         """All objects labelled as the deployment's, whoever owns them."""
-        return [body for kind in self._child_kinds for body in self._find(CHILDREN_INDEX.format(kind=kind), key)]
+        others = [body for kind in self._indexed_kinds for body in self._find(CHILDREN_INDEX.format(kind=kind), key)]
+        return [*others, *self.pods.children(key)]
 
     def deployment_keys(self) -> list[Key]:
         """Every known deployment."""
@@ -83,12 +65,17 @@ class Store:
 
     def all_of(self, kind: str) -> list[Body]:
         """Every known object of a kind."""
+        if kind == "Pod":
+            return self.pods.all_of(kind)
         index = DEPLOYMENTS_INDEX if kind == names.KIND else CHILDREN_INDEX.format(kind=kind)
         return [body for values in self.indexers.indices[index].values() for body in values]
 
     def forget(self, body: Body) -> None:
         """Drop an object whose deletion no watch has shown."""
-        self.indexers.discard(body)  # type: ignore[arg-type]
+        if body.get("kind") == "Pod":
+            self.pods.forget("Pod", body["metadata"]["uid"])
+        else:
+            self.indexers.discard(body)  # type: ignore[arg-type]
 
     def _find(self, index: str, key: Key) -> Iterator[Body]:
         yield from self.indexers.indices[index].get(key, ())

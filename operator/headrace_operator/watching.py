@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
+
+import msgspec
 
 from headrace_operator.cluster import Cluster, WatchExpired
 
@@ -31,7 +32,7 @@ async def changes(
     """What changes after `version`: ADDED, MODIFIED, DELETED or BOOKMARK, and the object. Ends when the API server ends
     it; raises WatchExpired where it must begin anew with a list."""
     async for line in _lines(cluster.open_watch(kind, version, namespace, selector)):
-        event = json.loads(line)
+        event = msgspec.json.decode(line)
         if event["type"] == "ERROR":
             raise WatchExpired(f"watch {kind}: {event['object'].get('message')}")
         yield event["type"], event["object"]

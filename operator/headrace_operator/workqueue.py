@@ -34,12 +34,9 @@ class ExpectedError(Exception):
 
 
 class WorkQueue:
-    """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once.
+    """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once."""
 
-    One that is not open takes keys, but gives none out until `open` is called."""
-
-    def __init__(self, is_open: bool = True) -> None:
-        self.is_open = is_open
+    def __init__(self) -> None:
         self._waiting: dict[Key, float] = {}  # since when (monotonic seconds), in order, each once
         self._active: set[Key] = set()
         self._again: set[Key] = set()  # added while active
@@ -60,13 +57,6 @@ class WorkQueue:
         self._waiting.setdefault(key, time.monotonic())
         metrics.QUEUE_DEPTH.set(len(self._waiting))
         self._wake_one()
-
-    def open(self) -> None:
-        """Let the keys be worked on that have come so far, and all others."""
-        if not self.is_open:
-            self.is_open = True
-            for _ in self._waiting:
-                self._wake_one()
 
     def oldest_seconds(self) -> float:
         """How long the key that has waited longest has waited by now; 0 if none waits."""
@@ -122,7 +112,7 @@ class WorkQueue:
 
     async def _take(self) -> Key:
         async with self._wake:
-            await self._wake.wait_for(lambda: self.is_open and self._waiting)
+            await self._wake.wait_for(lambda: self._waiting)
             key = next(iter(self._waiting))
             metrics.QUEUE_SECONDS.observe(time.monotonic() - self._waiting.pop(key))
             metrics.QUEUE_DEPTH.set(len(self._waiting))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace_operator import following, names
-from headrace_operator.cluster import ClusterError, Gone, Refused
+from headrace_operator.cluster import ClusterError, Gone, Refused, WatchExpired
 from headrace_operator.following import Following
 from headrace_operator.optional import KUEUE
 from headrace_operator.workqueue import Key
@@ -49,6 +49,8 @@ class FakeServer:
             raise Gone(f"get APIGroup {group}: 404")
 
     async def open_watch(self, kind: str, version: str, namespace: str | None, selector: str) -> AsyncIterator[bytes]:
+        if self.failure:
+            raise self.failure
         while (said := await self.news.get()) is not None:
             yield json.dumps({"type": said[0], "object": said[1]}).encode() + b"\n"
 
@@ -139,7 +141,10 @@ async def test_objects_are_followed_and_what_a_broken_watch_missed_is_found_by_t
         await world.next_wake()
         assert world.seen() == {"b"}
         world.server.items = []
+        world.server.failure = WatchExpired("too old")
         world.server.news.put_nowait(None)
+        await asyncio.sleep(0)
+        world.server.failure = None
         await world.next_wake()
         assert world.seen() == set()
 

@@ -72,13 +72,14 @@ def test_a_spec_that_comes_back_is_the_latest_and_makes_no_new_revision() -> Non
 
 
 def test_old_revisions_are_pruned_and_those_that_groups_have_are_not() -> None:
-    specs = [{"spec.engine": {"maxSequences": n}} for n in range(1, HISTORY_LIMIT + 5)]
+    pairs = {"spec.roles.1.parallelism": {"data": 2, "dataLocal": 1, "expert": True}}
+    specs = [{"spec.engine": {"maxSequences": n}, **pairs} for n in range(1, HISTORY_LIMIT + 5)]
     cluster, found = after(*specs)
     assert len(found) == HISTORY_LIMIT
     assert found[-1].number == len(specs)
     assert len(revisions(cluster)) == 2 * HISTORY_LIMIT
     services = [name for kind, name in cluster.objects if kind == "Service"]
-    assert len(services) == 4  # the router's, for each role its leaders', and its groups' where they have two pods
+    assert len(services) == 4  # the router's, for each role its leaders', and one where groups of two pods meet
 
 
 def test_there_may_be_nothing_to_go_back_to() -> None:

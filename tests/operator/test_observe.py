@@ -10,9 +10,9 @@ from tests.operator.worlds import UID, FakeCluster, pod_status, ready_status, st
 
 from headrace_operator import names
 from headrace_operator.groups import Pod
+from headrace_operator.mirror import slim
 from headrace_operator.observe import ParsedPods, observe
 from headrace_operator.pod_facts import pod_trouble
-from headrace_operator.store import slim
 
 
 def settled() -> FakeCluster:

@@ -9,17 +9,15 @@ import pytest
 from kopf._core.engines.indexing import OperatorIndexer
 
 from headrace_operator import names, resync
-from headrace_operator.cluster import CHILD_KINDS
+from headrace_operator.cluster import INDEXED_KINDS
 from headrace_operator.resync import Resync
 from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX, Store
-from headrace_operator.workqueue import Key, WorkQueue
-
-KEY = Key("default", "demo")
+from headrace_operator.workqueue import WorkQueue
 
 
 def body(name: str, version: int = 1) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "labels": {names.LABEL_DEPLOYMENT: "demo"}}}
+    return {"kind": "Pod", "metadata": {**metadata, "labels": {names.LABEL_DEPLOYMENT: "demo"}}}
 
 
 class Server:
@@ -32,6 +30,9 @@ class Server:
     async def list_children(self, kind: str, namespace: str | None) -> list[dict[str, Any]]:
         return list(self.pods.values()) if kind == "Pod" else []
 
+    async def list_page(self, kind: str, token: str | None, namespace: str | None, selector: str) -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "1"}, "items": list(self.pods.values())}
+
     async def list_deployments(self, namespace: str | None) -> list[dict[str, Any]]:
         return []
 
@@ -39,13 +40,11 @@ class Server:
         return self.pods.get(name)
 
 
-def store_with(*pods: dict[str, Any]) -> Store:
-    store = Store(CHILD_KINDS)
-    for index in [DEPLOYMENTS_INDEX, *(CHILDREN_INDEX.format(kind=kind) for kind in CHILD_KINDS)]:
+async def store_with(*pods: dict[str, Any]) -> Store:
+    store = Store(INDEXED_KINDS)
+    for index in [DEPLOYMENTS_INDEX, *(CHILDREN_INDEX.format(kind=kind) for kind in INDEXED_KINDS)]:
         store.indexers[index] = OperatorIndexer()  # type: ignore[index]
-    for pod in pods:
-        key = (pod["metadata"]["namespace"], pod["metadata"]["name"], pod["metadata"]["uid"])
-        store.indexers[CHILDREN_INDEX.format(kind="Pod")].replace(key, {KEY: pod})  # type: ignore[index]
+    await store.pods.list_all(Server(*pods), ("Pod", None))  # type: ignore[arg-type]
     return store
 
 
@@ -59,7 +58,7 @@ def subject(server: Server, store: Store) -> Resync:
 
 
 async def test_an_object_that_went_away_unseen_is_dropped() -> None:
-    store = store_with(body("kept"), body("gone"))
+    store = await store_with(body("kept"), body("gone"))
     comparison = subject(Server(body("kept")), store)
     await comparison.compare()
     assert [pod["metadata"]["name"] for pod in store.all_of("Pod")] == ["kept"]
@@ -67,7 +66,7 @@ async def test_an_object_that_went_away_unseen_is_dropped() -> None:
 
 
 async def test_an_object_newer_than_the_list_is_kept() -> None:
-    server, store = Server(), store_with(body("new"))
+    server, store = Server(), await store_with(body("new"))
     server.list_children = _empty  # type: ignore[method-assign]
     server.pods["new"] = body("new")
     await subject(server, store).compare()
@@ -80,7 +79,7 @@ async def _empty(kind: str, namespace: str | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("shown", [(), (body("p", version=1),)], ids=["never shown", "shown as it was before"])
 async def test_watches_are_dead_when_they_miss_a_change_twice(shown: tuple[dict[str, Any], ...]) -> None:
-    comparison = subject(Server(body("p", version=2)), store_with(*shown))
+    comparison = subject(Server(body("p", version=2)), await store_with(*shown))
     await comparison.compare()
     assert comparison.is_live
     await comparison.compare()
@@ -88,7 +87,7 @@ async def test_watches_are_dead_when_they_miss_a_change_twice(shown: tuple[dict[
 
 
 async def test_one_slow_round_is_forgiven() -> None:
-    server, store = Server(body("p", version=2)), store_with(body("p", version=1))
+    server, store = Server(body("p", version=2)), await store_with(body("p", version=1))
     comparison = subject(server, store)
     await comparison.compare()
     server.pods["p"] = body("p", version=1)
@@ -100,7 +99,7 @@ async def test_one_slow_round_is_forgiven() -> None:
 
 async def test_soon_after_an_outage_what_went_meanwhile_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resync, "RELIST_SECONDS", 0.0)
-    server, store = Server(), store_with(body("gone"))
+    server, store = Server(), await store_with(body("gone"))
     forget, was_told = store.forget, asyncio.Event()
 
     def forget_and_tell(shown: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def orphan(body: dict[str, Any], objects: Objects) -> None:
 
 
 def keep_old_service(body: dict[str, Any], objects: Objects) -> None:
-    name, service = next((k, v) for k, v in objects.items() if k[0] == "Service")
+    name, service = next((k, v) for k, v in objects.items() if k[0] == "Service" and "decode" in k[1])
     objects["Service", f"{name[1]}-old"] = copy.deepcopy(service)
 
 

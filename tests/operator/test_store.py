@@ -14,10 +14,10 @@ from kopf._core.reactor.processing import process_resource_event
 from tests.operator.worlds import FakeCluster, stored
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, RESOURCES
+from headrace_operator.cluster import INDEXED_KINDS, RESOURCES
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.store import Store
-from headrace_operator.workqueue import Key, WorkQueue
+from headrace_operator.workqueue import Key
 
 DEMO = Key("default", "demo")
 
@@ -26,10 +26,10 @@ class Watched:
     """A store behind kopf, fed with events by hand; each key that it tells, with what it had of it by then."""
 
     def __init__(self) -> None:
-        self.queue = WorkQueue(is_open=False)
-        self.store = Store(CHILD_KINDS, self._changed)
+        self.are_indexed = asyncio.Event()
+        self.store = Store(INDEXED_KINDS, self._changed)
         self.told: list[tuple[Key, int]] = []
-        self._registry = build_registry(self.queue)
+        self._registry = build_registry(self.are_indexed.set)
         self.store.indexers.ensure(self._registry._indexing.get_all_handlers())
         self._memories = ResourceMemories()
 
@@ -51,17 +51,17 @@ class Watched:
         )
 
 
-def a_pod() -> dict[str, Any]:
+def a_service() -> dict[str, Any]:
     cluster = FakeCluster()
     cluster.settle(stored())
-    return next(iter(cluster.pods().values()))
+    return next(body for (kind, _), body in cluster.objects.items() if kind == "Service")
 
 
 def a_deployment() -> dict[str, Any]:
     return stored().model_dump(mode="json", by_alias=True) | {"kind": names.KIND}
 
 
-@pytest.mark.parametrize("make", [a_pod, a_deployment])
+@pytest.mark.parametrize("make", [a_service, a_deployment])
 async def test_a_change_is_told_once_the_store_has_it(make: Any) -> None:
     watched = Watched()
     for change, num_known in (("ADDED", 1), ("MODIFIED", 1), ("DELETED", 0)):
@@ -71,16 +71,16 @@ async def test_a_change_is_told_once_the_store_has_it(make: Any) -> None:
 
 
 async def test_what_belongs_to_no_deployment_is_told_to_nobody() -> None:
-    watched, pod = Watched(), a_pod()
-    del pod["metadata"]["labels"][names.LABEL_DEPLOYMENT]
+    watched, service = Watched(), a_service()
+    del service["metadata"]["labels"][names.LABEL_DEPLOYMENT]
     for change in ("ADDED", "DELETED"):
-        await watched.show(change, pod)
+        await watched.show(change, service)
     assert watched.told == []
 
 
-async def test_the_queue_opens_with_the_first_deployment_that_kopf_hands_on() -> None:
+async def test_the_first_deployment_that_kopf_hands_on_says_that_the_indices_are_full() -> None:
     watched = Watched()
-    await watched.show("ADDED", a_pod())
-    assert not watched.queue.is_open
+    await watched.show("ADDED", a_service())
+    assert not watched.are_indexed.is_set()
     await watched.show("ADDED", a_deployment())
-    assert watched.queue.is_open
+    assert watched.are_indexed.is_set()

@@ -37,22 +37,6 @@ async def test_many_events_of_a_key_are_one_pass() -> None:
     assert passes == [A, B]
 
 
-async def test_keys_wait_until_the_queue_is_open() -> None:
-    queue, passes = WorkQueue(is_open=False), []
-
-    async def reconcile(key: Key) -> None:
-        passes.append(key)
-
-    async with working(queue, reconcile):
-        queue.add(A)
-        queue.add(B)
-        await asyncio.sleep(0.02)
-        assert passes == []
-        queue.open()
-        await asyncio.sleep(0.02)
-    assert passes == [A, B]
-
-
 async def test_a_key_is_worked_on_once_at_a_time_and_again_if_it_changed_meanwhile() -> None:
     queue, running, most, passes = WorkQueue(), 0, 0, 0
     go_on = asyncio.Event()
