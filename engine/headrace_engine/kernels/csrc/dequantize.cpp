@@ -36,28 +36,35 @@ void fp4(const uint8_t* packed, const float* scales, int64_t rows, int64_t colum
     fp4_group(packed + group * (kFp4Row / 2), scales[group], out + group * kFp4Row);
 }
 
-inline float e4m3(int byte) {
-  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-  const float magnitude = exponent == 15 && mantissa == 7 ? std::nanf("")
-                          : exponent == 0                 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return byte & 0x80 ? -magnitude : magnitude;
+// Without branches or a table, so that loops over it are vectorised. 2^-6 is the smallest normal number: one below it is
+// read as if it were normal, 1 + mantissa / 8 times 2^-6, and loses the 1.
+inline float e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7fu;
+  const bool is_small = magnitude < 8;
+  const uint32_t bits = (magnitude << 20) + ((is_small ? 121u : 120u) << 23);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  value -= is_small ? 0x1p-6f : 0.0f;
+  uint32_t result;
+  std::memcpy(&result, &value, sizeof result);
+  result = (magnitude == 0x7fu ? 0x7fc00000u : result) | (code & 0x80u) << 24;
+  std::memcpy(&value, &result, sizeof value);
+  return value;
 }
 
 // codes [rows, columns], scales [rows / block_rows, columns / block_columns], both rounded up -> out [rows, columns].
 template <class T>
 void fp8(const uint8_t* codes, const float* scales, int64_t rows, int64_t columns, int64_t block_rows,
          int64_t block_columns, T* out) {
-  float table[256];
-  for (int byte = 0; byte < 256; ++byte) table[byte] = e4m3(byte);
   const int64_t blocks = (columns + block_columns - 1) / block_columns;
   for (int64_t row = 0; row < rows; ++row) {
     const float* row_scales = scales + row / block_rows * blocks;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t end = std::min(columns, (block + 1) * block_columns);
       const float scale = row_scales[block];
+#pragma omp simd
       for (int64_t i = row * columns + block * block_columns; i < row * columns + end; ++i)
-        store(out + i, table[codes[i]] * scale);
+        store(out + i, e4m3(codes[i]) * scale);
     }
   }
 }
