@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +19,16 @@ from headrace_engine.models import page_advice
 from headrace_engine.models.checkpoint import Checkpoint
 from headrace_engine.models.dequantize import dequantize_into
 from headrace_engine.models.errors import ModelError
+from headrace_engine.models.headers import StoredTensor
 from headrace_engine.models.mapped_rows import MappedRows
 from headrace_engine.models.names import PACKED_FP4, Source
 from headrace_engine.models.progress import LoadProgress
+from headrace_engine.models.read_ahead import reading_order
 
 Layer = TypeVar("Layer")
 
 _MAX_THREADS = 8
+_LAYER = re.compile(r"(?:layers|mtp)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -95,13 +99,15 @@ class Builder:
         self._checkpoint, self._sources = checkpoint, sources
         self._dtype, self._device, self._experts = dtype, device, experts
         self._progress, self._mapped = progress, mapped
+        self._num_threads = min(_MAX_THREADS, max(2, torch.get_num_threads()))
+        needed = [name for name in sources if self._is_needed(name)]
+        self._read_ahead = checkpoint.read_ahead(reading_order(self._layers(needed), self._num_threads))
         if progress is not None:
-            progress.start(sum(self._num_bytes(name) for name in sources if self._is_needed(name)))
+            progress.start(sum(self._num_bytes(name) for name in needed))
 
     def each_layer(self, build: Callable[[int], Layer], num_layers: int) -> list[Layer]:
         """[build(0), build(1), ...], several at a time: one waits for the disk while another converts."""
-        num_threads = min(_MAX_THREADS, max(2, torch.get_num_threads()))
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="load") as pool:
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="load") as pool:
             futures = [pool.submit(build, index) for index in range(num_layers)]
             try:
                 return [future.result() for future in futures]
@@ -188,7 +194,8 @@ class Builder:
 
     def _take(self, name: str, use: Callable[[torch.Tensor, Any], None]) -> None:
         """use(tensor as stored, its scales or None); a ValueError becomes a ModelError naming file and tensor."""
-        source = self._sources[name]
+        source, num_bytes = self._sources[name], self._num_bytes(name)
+        self._read_ahead.took(num_bytes)  # before it is used: what is larger than the window is read ahead, too
         stored = self._checkpoint.read(source.name)
         page_advice.expect_sequential_reads(stored)
         scale = None if source.scale is None else self._checkpoint.read(source.scale)
@@ -198,7 +205,7 @@ class Builder:
             file = self._checkpoint.tensors[source.name].file
             raise ModelError(f"{file}: tensor {source.name}: {error}") from error
         if self._progress is not None:
-            self._progress.add(self._num_bytes(name))
+            self._progress.add(num_bytes)
 
     def _is_fp4(self, name: str) -> bool:
         return self._checkpoint.tensors[self._sources[name].name].dtype in PACKED_FP4
@@ -208,7 +215,19 @@ class Builder:
         expert = _EXPERT.search(name)
         return name not in self._mapped and (expert is None or int(expert[1]) in self._experts)
 
+    def _layers(self, names: Sequence[str]) -> list[list[StoredTensor]]:
+        """What is stored of the named tensors by layer, and last of those in no layer, which are read after all."""
+        layers: dict[float, list[StoredTensor]] = {}
+        for name in names:
+            layer = _LAYER.match(name)
+            layers.setdefault(float(layer[1]) if layer else math.inf, []).extend(self._stored(name))
+        return [layers[number] for number in sorted(layers)]
+
     def _num_bytes(self, name: str) -> int:
         """In the checkpoint, scales included."""
+        return sum(tensor.num_bytes for tensor in self._stored(name))
+
+    def _stored(self, name: str) -> list[StoredTensor]:
+        """A tensor as it is stored, and its scales if it has any."""
         source, tensors = self._sources[name], self._checkpoint.tensors
-        return tensors[source.name].num_bytes + (tensors[source.scale].num_bytes if source.scale else 0)
+        return [tensors[source.name]] if source.scale is None else [tensors[source.name], tensors[source.scale]]

@@ -6,6 +6,7 @@ The only file that reads weights.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import torch
 
 from headrace_engine.models.errors import ModelError
 from headrace_engine.models.headers import StoredTensor, read_headers, shard_files
+from headrace_engine.models.read_ahead import ReadAhead, Span
 
 _NUM_SAMPLES = 64  # blocks of each file that the digest reads; a whole-file hash would take as long as loading
 _SAMPLE_BYTES = 4096
@@ -56,6 +58,10 @@ class Checkpoint:
         except (safetensors.SafetensorError, OSError) as error:
             raise ModelError(f"{file}: tensor {name} cannot be read: {error}") from error
         return tensor
+
+    def read_ahead(self, spans: Sequence[Span]) -> ReadAhead:
+        """Has the spans brought into the page cache, in their order; ends with the checkpoint's context."""
+        return self._stack.enter_context(ReadAhead(spans))
 
     def _open(self, file: Path) -> None:
         try:
