@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.reference.v41_oracle import RUN_LIMIT_SECONDS, install
+from tests.reference import nemo
+from tests.reference.v41_oracle import RUN_LIMIT_SECONDS
 
 from headrace_engine.models.tiny import write_tiny
 
@@ -29,7 +30,7 @@ def draft_tokens() -> list[int]:
 
 
 def main() -> None:
-    python = install()
+    python = nemo.install()
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         for family in FAMILIES:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nemo_model  # beside this file
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -26,28 +27,6 @@ _V4_KEYS = (
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 8}
 
 
-def backend() -> Any:
-    from nemo_automodel.components.models.common import BackendConfig
-
-    return BackendConfig(
-        attn="eager",
-        linear="torch",
-        rms_norm="torch_fp32",
-        rope="torch",
-        rope_fusion=False,
-        experts="torch",
-        dispatcher="torch",
-    )
-
-
-def load(module: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    missing, unexpected = module.load_state_dict(module.state_dict_adapter.from_hf(weights), strict=False)
-    missing = [name for name in missing if not name.endswith("bias_vl") and ".vision" not in name]
-    missing = [name for name in missing if not name.startswith(("model.aligner", "model.image_"))]
-    if missing or unexpected:
-        raise SystemExit(f"missing {missing}, unexpected {unexpected}")
-
-
 def mtp(folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """Row i: the MTP layer's logits of position i, given the token at i + 1."""
     from nemo_automodel.components.models.deepseek_v4.config import DeepseekV4Config
@@ -58,8 +37,8 @@ def mtp(folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     num_hash = raw["mlp_layer_types"].count("hash_moe")
     shared = {key: raw[key] for key in _V4_KEYS}
     config = DeepseekV4Config(**shared, compress_ratios=ratios, num_hash_layers=num_hash, dtype="float32")
-    model = DeepseekV4ForCausalLM(config, backend=backend()).train()  # it drafts only in training
-    load(model, load_file(folder / "model.safetensors"))
+    model = DeepseekV4ForCausalLM(config, backend=nemo_model.backend()).train()  # it drafts only in training
+    nemo_model.load_weights(model, load_file(folder / "model.safetensors"))
     with torch.no_grad():
         hidden = model(tokens).mtp_per_depth_h[0]
         logits = F.linear(hidden.float(), model.lm_head.weight.float())
@@ -68,25 +47,16 @@ def mtp(folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def dspark(folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """Blocks at the anchors: logits, greedy tokens, confidences (of the state before the last norm, as released)."""
-    from nemo_automodel.components.models.deepseek_v41 import attention
     from nemo_automodel.components.models.deepseek_v41 import dspark as drafting
-    from nemo_automodel.components.models.deepseek_v41.config import DeepseekV41Config
-    from nemo_automodel.components.models.deepseek_v41.model import DeepseekV41ForCausalLM
-    from transformers import PreTrainedTokenizerFast
 
-    for module in (attention, drafting):
-        module.quantize_cache = lambda values, **_: values  # it rounds the cache as trained; we compare plain fp32
+    nemo_model.keep_cache_unrounded()
     text = json.loads((folder / "config.json").read_text())["text_config"]
-    config = DeepseekV41Config(
-        text_config={**text, "dtype": "float32"}, vision_config={"num_hidden_layers": 0}, dtype="float32"
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    model = DeepseekV41ForCausalLM(config, backend=backend(), tokenizer=tokenizer).eval()
-    weights = load_file(folder / "model.safetensors")
-    load(model, {name: tensor for name, tensor in weights.items() if not name.startswith("mtp.")})
-    text_config = config.text_config
-    draft = drafting.DeepseekV41DSparkModel(text_config, backend(), num_anchors=1, enable_confidence_head=True).eval()
-    load(draft, {name: weights[name] for name in weights if name.startswith(("mtp.", "embed.", "head."))})
+    model, weights = nemo_model.load_v41(folder, "float32"), load_file(folder / "model.safetensors")
+    draft = drafting.DeepseekV41DSparkModel(
+        model.config.text_config, nemo_model.backend(), num_anchors=1, enable_confidence_head=True
+    ).eval()
+    draft_weights = {name: weights[name] for name in weights if name.startswith(("mtp.", "embed.", "head."))}
+    nemo_model.load_weights(draft, draft_weights)
 
     means: list[torch.Tensor] = []
     for module in model.get_dspark_target_feature_modules(text["dspark_target_layer_ids"]):
@@ -126,8 +96,7 @@ def heads(stage: Any, base: torch.Tensor, states: torch.Tensor, previous: torch.
 
 
 def main(folder: Path, result: Path) -> None:
-    torch.compiler.set_stance("force_eager")  # its activation is a compiled graph, which needs no compiler this way
-    torch.set_num_threads(1)
+    nemo_model.prepare(num_threads=1)
     tokens = torch.tensor([[int(token) for token in (folder / "tokens.txt").read_text().split()]])
     found = {**mtp(folder / "v4", tokens), **dspark(folder / "v41", tokens)}
     save_file({"tokens": tokens[0], "v41.anchors": torch.tensor(ANCHORS), **found}, result)
