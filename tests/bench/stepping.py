@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,6 +58,17 @@ class Stepper:
     def decode(self, batch: int, context: int) -> torch.Tensor:
         """One token for each of `batch` sequences that have `context` tokens before it: logits [batch, vocab]."""
         return self._model.forward(self._batch(batch, context, 1), self._cache, LocalExchange())
+
+    @torch.inference_mode()
+    def prompt_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Logits [tokens, vocab] of every position of one sequence, which is run as one chunk."""
+        batch = replace(
+            self._batch(1, 0, len(tokens)),
+            token_ids=torch.tensor(tokens),
+            logit_rows=torch.arange(len(tokens)),
+            previous_ids=torch.full((1, self._model.num_previous_tokens), -1),  # nothing before it
+        )
+        return self._model.forward(batch, self._cache, LocalExchange())
 
     def _batch(self, batch: int, first: int, num_tokens: int) -> ForwardBatch:
         """`num_tokens` tokens of each sequence, at positions from `first` on."""

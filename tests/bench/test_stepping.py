@@ -26,6 +26,16 @@ def test_a_decode_step_has_logits_of_each_sequence(stepper: Stepper, batch: int,
     assert torch.isfinite(logits).all()
 
 
+def test_logits_of_a_prompt_owe_nothing_to_what_the_cache_held(stepper: Stepper) -> None:
+    tokens = [20 + (7 * i) % 200 for i in range(40)]
+    before = stepper.prompt_logits(tokens)
+    stepper.prefill(300, 300)
+    assert before.shape[0] == len(tokens)
+    assert torch.equal(stepper.prompt_logits(tokens), before)
+    # Causal: each position's logits are those of the prompt that ends there.
+    torch.testing.assert_close(stepper.prompt_logits(tokens[:17]), before[:17], atol=1e-4, rtol=0)
+
+
 def test_more_than_the_cache_holds_is_refused(stepper: Stepper) -> None:
     with pytest.raises(ValueError, match="2 sequences of 600 tokens"):
         stepper.decode(2, 599)
