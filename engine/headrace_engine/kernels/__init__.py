@@ -24,13 +24,14 @@ from headrace_engine.kernels.norm_rope import head_norm_rope, rms_norm, rms_norm
 from headrace_engine.kernels.records import read_records, round_to_records, write_records
 from headrace_engine.kernels.routing import route
 from headrace_engine.kernels.shared_kv_attention import Entries, attention, write_ring
-from headrace_engine.kernels.weights import Weight, prepare, prepare_stack
+from headrace_engine.kernels.weights import Weight, WeightStack, prepare
 
 __all__ = [
     "Entries",
     "Fp4Stack",
     "Fp4Weight",
     "Weight",
+    "WeightStack",
     "attention",
     "block_attention",
     "compress",
@@ -44,7 +45,6 @@ __all__ = [
     "hyper_connection_update",
     "linear",
     "prepare",
-    "prepare_stack",
     "read_records",
     "rms_norm",
     "rms_norm_rope",

@@ -40,18 +40,25 @@ def prepare(weight: torch.Tensor) -> Weight:
     return Weight(tiles, packed=True)
 
 
-def prepare_stack(stack: torch.Tensor, fill: Callable[[int, torch.Tensor], None]) -> Weight:
-    """`prepare` of a stack [count, n, k] that is still empty, where fill(i, target) writes matrix i into target [n, k].
+class WeightStack:
+    """A Weight [count, n, k] in the making, matrix by matrix: nothing of its size is held a second time."""
 
-    The stack is filled in place: nothing of its size is held a second time.
-    """
-    packs = _packs(stack)
-    plain = torch.empty_like(stack[0]) if packs else None
-    for index, matrix in enumerate(stack):
-        fill(index, matrix if plain is None else plain)
-        if plain is not None:
-            _pack(plain, matrix)
-    return Weight(stack, packs)
+    def __init__(self, stack: torch.Tensor) -> None:
+        """stack [count, n, k]: still empty; becomes the weight's memory."""
+        self._stack = stack
+        self._plain = torch.empty_like(stack[0]) if _packs(stack) else None
+
+    def write(self, index: int, fill: Callable[[torch.Tensor], None]) -> None:
+        """Matrix `index`, where fill(target) writes it into target [n, k]."""
+        matrix = self._stack[index]
+        if self._plain is None:
+            fill(matrix)
+        else:
+            fill(self._plain)
+            _pack(self._plain, matrix)
+
+    def weight(self) -> Weight:
+        return Weight(self._stack, self._plain is not None)
 
 
 def packs(dtype: torch.dtype) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -135,14 +136,14 @@ class Builder:
 
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors with one input, stacked along their output axis, in the model dtype."""
-        heights = [self._num_outputs(name) for name in names]
-        stack = torch.empty((sum(heights), *self._sources[names[0]].shape[1:]), dtype=self._dtype, device=self._device)
-        self._read_rows(stack, heights, names)
+        shape = (sum(self._heights(names)), *self._sources[names[0]].shape[1:])
+        stack = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._read_rows(stack, names)
         return stack
 
     def fused_linear(self, parts: Sequence[Sequence[str]]) -> tuple[kernels.Weight, list[int]]:
         """Projections of one input as one weight, and the widths of its output's parts."""
-        widths = [sum(self._num_outputs(name) for name in names) for names in parts]
+        widths = [sum(self._heights(names)) for names in parts]
         return kernels.prepare(self.fused([name for names in parts for name in names])), widths
 
     def grouped_linear(self, name: str, num_groups: int) -> kernels.Weight:
@@ -153,32 +154,58 @@ class Builder:
     def hyper_connection(self, prefix: str) -> HyperConnection:
         return HyperConnection(self.wide(f"{prefix}_fn"), self.wide(f"{prefix}_base"), self.wide(f"{prefix}_scale"))
 
-    def expert_stack(self, prefix: str, names: Sequence[str]) -> kernels.Weight | kernels.Fp4Weight:
-        """[experts of this rank, out, in]: the named projections of each expert, one under the other."""
-        rows = [[f"{prefix}experts.{expert}.{name}.weight" for name in names] for expert in self._experts]
-        heights = [self._num_outputs(name) for name in rows[0]]
-        depth = self._sources[rows[0][0]].shape[1]
-        are_fp4 = all(self._is_fp4(name) for parts in rows for name in parts)
-        if are_fp4 and kernels.Fp4Stack.fits(self._device, self._dtype, heights, depth):
-            fp4 = kernels.Fp4Stack(len(rows), heights, depth)
-            for expert, parts in enumerate(rows):
-                for part, name in enumerate(parts):
-                    self._take(name, partial(fp4.write, expert, part))
-            return fp4.weight()
-        stack = torch.empty((len(rows), sum(heights), depth), dtype=self._dtype, device=self._device)
-        return kernels.prepare_stack(stack, lambda index, target: self._read_rows(target, heights, rows[index]))
+    def expert_stacks(
+        self, prefix: str, projections: Sequence[Sequence[str]]
+    ) -> list[kernels.Weight | kernels.Fp4Weight]:
+        """For each list of projections [experts of this rank, out, in]: those of an expert one under the other.
+
+        One expert after another is read whole, in the order of the files, as they are read ahead.
+        """
+        names = [
+            [[f"{prefix}experts.{expert}.{name}.weight" for name in stacked] for expert in self._experts]
+            for stacked in projections
+        ]
+        stacks = [self._empty_stack(of_experts) for of_experts in names]
+        for index in sorted(range(len(self._experts)), key=lambda index: self._place(names[0][index][0])):
+            for stack, of_experts in zip(stacks, names, strict=True):
+                self._read_expert(stack, index, of_experts[index])
+        return [stack.weight() for stack in stacks]
 
     def shared_expert(self, prefix: str) -> tuple[kernels.Weight, kernels.Weight]:
         """(w13, w2) of the expert that every token runs."""
         gate_up = self.fused([f"{prefix}shared_experts.{name}.weight" for name in ("w1", "w3")])
         return kernels.prepare(gate_up), self.linear(f"{prefix}shared_experts.w2.weight")
 
+    def _empty_stack(self, names: Sequence[Sequence[str]]) -> kernels.WeightStack | kernels.Fp4Stack:
+        """For the tensors of each expert, one under the other."""
+        heights, depth = self._heights(names[0]), self._sources[names[0][0]].shape[1]
+        are_fp4 = all(self._is_fp4(name) for parts in names for name in parts)
+        if are_fp4 and kernels.Fp4Stack.fits(self._device, self._dtype, heights, depth):
+            return kernels.Fp4Stack(len(names), heights, depth)
+        shape = (len(names), sum(heights), depth)
+        return kernels.WeightStack(torch.empty(shape, dtype=self._dtype, device=self._device))
+
+    def _read_expert(self, stack: kernels.WeightStack | kernels.Fp4Stack, index: int, names: Sequence[str]) -> None:
+        if isinstance(stack, kernels.WeightStack):
+            stack.write(index, lambda target: self._read_rows(target, names))
+            return
+        for part, name in enumerate(names):
+            self._take(name, partial(stack.write, index, part))
+
+    def _place(self, name: str) -> tuple[Path, int]:
+        """Where a tensor is: its file, and its first byte there."""
+        stored = self._checkpoint.tensors[self._sources[name].name]
+        return stored.file, stored.start
+
+    def _heights(self, names: Sequence[str]) -> list[int]:
+        return [self._num_outputs(name) for name in names]
+
     def _num_outputs(self, name: str) -> int:
         return self._sources[name].shape[0]
 
-    def _read_rows(self, target: torch.Tensor, heights: Sequence[int], names: Sequence[str]) -> None:
-        """Fill target's rows with tensors of these heights, one under the other."""
-        for part, name in zip(torch.split(target, list(heights)), names, strict=True):
+    def _read_rows(self, target: torch.Tensor, names: Sequence[str]) -> None:
+        """Fill target's rows with tensors one under the other."""
+        for part, name in zip(torch.split(target, self._heights(names)), names, strict=True):
             self._read_into(part, name)
 
     def _read_into(self, target: torch.Tensor, name: str) -> None:

@@ -55,6 +55,7 @@ def load_moe(
 ) -> MoE:
     """The experts under a published prefix; experts_of_token: of a hash layer, which has no bias."""
     shared_w13, shared_w2 = builder.shared_expert(prefix)
+    w13, w2 = builder.expert_stacks(prefix, [("w1", "w3"), ("w2",)])
     return MoE(
         experts_per_token=config.experts_per_token,
         routed_scaling=config.routed_scaling,
@@ -62,8 +63,8 @@ def load_moe(
         gate=builder.wide(f"{prefix}gate.weight"),
         bias=builder.wide(f"{prefix}gate.bias") if experts_of_token is None else None,
         experts_of_token=experts_of_token,
-        w13=builder.expert_stack(prefix, ("w1", "w3")),
-        w2=builder.expert_stack(prefix, ("w2",)),
+        w13=w13,
+        w2=w2,
         shared_w13=shared_w13,
         shared_w2=shared_w2,
         rounding=rounding,

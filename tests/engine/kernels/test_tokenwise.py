@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tests.engine.kernels.compare import assert_close
@@ -153,8 +155,10 @@ def test_a_prepared_weight_gives_back_the_plain_one(shape: tuple[int, ...], dtyp
 @pytest.mark.parametrize("shape", [(3, 32, 48), (2, 5, 7)])
 def test_a_stack_filled_matrix_by_matrix_is_the_prepared_one(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     weight = Random(dtype).normal(*shape)
-    filled = ops.prepare_stack(torch.empty_like(weight), lambda index, target: target.copy_(weight[index]))
-    prepared = ops.prepare(weight)
+    stack = ops.WeightStack(torch.empty_like(weight))
+    for index in reversed(range(len(weight))):
+        stack.write(index, partial(torch.Tensor.copy_, other=weight[index]))
+    filled, prepared = stack.weight(), ops.prepare(weight)
     assert filled.packed == prepared.packed
     assert torch.equal(filled.data, prepared.data)
 

@@ -117,6 +117,27 @@ def test_a_rank_reads_and_holds_only_its_own_experts(
         assert torch.equal(ours.moe.w2.plain(), whole.moe.w2.plain()[4:])
 
 
+def test_an_expert_is_read_whole_after_the_one_before_it_in_the_files(
+    model: DeepseekV4, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(copy / "model.safetensors")
+    is_first = {name: any(f".experts.{expert}." in name for expert in range(4, 8)) for name in weights}
+    files = {True: "model-1.safetensors", False: "model-2.safetensors"}
+    for which, file in files.items():
+        save_file({name: weight for name, weight in weights.items() if is_first[name] is which}, copy / file)
+    index = {"weight_map": {name: files[which] for name, which in is_first.items()}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    read: list[str] = []
+    original = Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (read.append(name), original(self, name))[1])
+    loaded = models.load(copy)
+    prefix = "layers.1.ffn.experts."
+    order = [name.removeprefix(prefix).removesuffix(".weight") for name in read if name.startswith(prefix)]
+    assert order == [f"{expert}.{name}" for expert in (4, 5, 6, 7, 0, 1, 2, 3) for name in ("w1", "w3", "w2")]
+    for actual, expected in zip(loaded.layers, model.layers, strict=True):
+        assert torch.equal(actual.moe.w13.plain(), expected.moe.w13.plain())
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_reads_half_of_the_experts_bytes_and_all_that_every_rank_needs(tiny_path: Path, rank: int) -> None:
     stored = [t for t in read_headers(shard_files(tiny_path)).values() if not t.name.startswith("mtp.")]
