@@ -143,6 +143,8 @@ class Ticket(msgspec.Struct, frozen=True):
     state_slot: int
     lease_seconds: float  # from receipt: no write may start after it
     peer: Peer
+    prompt_index: int = 0  # which of the request's prompts it is for
+    num_prompts: int = 1  # that many tickets the request has
 
 
 class RequestError(msgspec.Struct, frozen=True):

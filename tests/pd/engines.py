@@ -195,22 +195,27 @@ def post_prefill(
 
 
 def round_trip(prefill: str, decode: str, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
-    """Both legs of one request that is not streamed; the client's body, with the prefill leg's answer under `leg`."""
+    """Both legs of one request that is not streamed; the client's body, with a prefill leg's answer under `leg`.
+
+    A request with several prompts has several prefill legs.
+    """
     headers = {"x-headrace-leg": "decode", "x-request-id": "test"}
-    leg: list[httpx.Response] = []
+    legs: list[httpx.Response] = []
     with httpx.stream("POST", f"{decode}{path}", json=body, headers=headers, timeout=TIMEOUT) as response:
         assert response.status_code == 200, response.read()
-        events = iter(Events(response))
-        name, ticket = next(events)
-        assert name == "ticket"
-        thread = threading.Thread(target=lambda: leg.append(post_prefill(prefill, body, ticket, path)))
-        thread.start()
-        name, data = next(events)
-        thread.join()
+        threads = []
+        for name, data in Events(response):
+            if name != "ticket":
+                break
+            threads.append(threading.Thread(target=lambda t=data: legs.append(post_prefill(prefill, body, t, path))))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
     outcome = json.loads(data)
-    assert name == "response", (outcome, leg[0].text)
-    assert leg[0].status_code == 200, leg[0].text
-    return {**outcome["body"], "leg": leg[0].json()}
+    assert threads, outcome
+    assert name == "response", (outcome, [leg.text for leg in legs])
+    assert [leg.status_code for leg in legs] == [200] * len(threads), [leg.text for leg in legs]
+    return {**outcome["body"], "leg": legs[0].json()}
 
 
 def pd_tokens(prefill: str, decode: str, prompt: Sequence[int], max_tokens: int = 8) -> list[int]:

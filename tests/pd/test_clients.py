@@ -93,6 +93,29 @@ async def test_several_answers_streamed_and_a_prompt_with_scores(openai_client: 
     assert [value is None for value in choice.logprobs.token_logprobs or []] == [True] + [False] * (4 + 6)
 
 
+async def test_several_prompts_whole_and_streamed_and_more_than_run_at_once(openai_client: AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "seed": 5, "temperature": 1.0, "n": 2}
+    prompts = ["Hello", "To be", "Where does the water go?"]
+    whole = await openai_client.completions.create(**fields, prompt=prompts)
+    texts = [""] * 6
+    async for chunk in await openai_client.completions.create(**fields, prompt=prompts, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+    alone = await openai_client.completions.create(**fields, prompt=prompts[1])
+    assert texts[2:4] == [choice.text for choice in alone.choices]
+    many = await openai_client.completions.create(model=MODEL, max_tokens=3, prompt=[f"{i} and" for i in range(100)])
+    assert [choice.index for choice in many.choices] == list(range(100))
+
+
+async def test_a_client_that_leaves_ends_the_answers_to_all_its_prompts(openai_client: AsyncOpenAI) -> None:
+    """The fixture's end finds nothing left on either engine."""
+    prompts = [f"{i} and" for i in range(5)]
+    stream = await openai_client.completions.create(model=MODEL, prompt=prompts, max_tokens=3000, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+
+
 async def test_responses_whole_and_streamed(openai_client: AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
     whole = await openai_client.responses.create(**fields)

@@ -65,6 +65,7 @@ class FakeEngine:
         self.fingerprint = "F1"
         self.tells_fingerprint = False  # in /state
         self.wants_kv = True
+        self.num_prompts = 1  # of every request: a ticket for each, each when the KV of the one before it has come
         self.tokens = ["a", "b", "c"]
         self.events: list[bytes] = []  # a stream's, instead of tokens and [DONE]
         self.token_seconds = 0.0
@@ -169,18 +170,24 @@ class FakeEngine:
             return web.json_response({"choices": []})
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
-        key = uuid.uuid4().hex
-        self.wire.pushed[key] = asyncio.Event()
-        agent = base64.b64encode(b"\x00agent\xff").decode()
-        ticket = {"incarnation": key, "fingerprint": self.fingerprint, "peer": {"agent_metadata": agent}}
-        name = "token" if fault == "no_ticket" else "ticket"
-        if not self.wants_kv:
-            self.wire.pushed[key].set()
-        await stream.write(f"event: {name}\ndata: {json.dumps(ticket if self.wants_kv else None)}\n\n".encode())
-        if fault == "die_after_ticket":
-            await self._die(request)
-        if fault == "hang_after_ticket":
-            await asyncio.sleep(HANG)
+        key = ""
+        for index in range(self.num_prompts):
+            if key:
+                await self.wire.pushed[key].wait()
+            key = uuid.uuid4().hex
+            self.wire.pushed[key] = asyncio.Event()
+            agent = base64.b64encode(b"\x00agent\xff").decode()
+            ticket = {"incarnation": key, "fingerprint": self.fingerprint, "peer": {"agent_metadata": agent}}
+            if self.num_prompts > 1:
+                ticket |= {"prompt_index": index, "num_prompts": self.num_prompts}
+            name = "token" if fault == "no_ticket" else "ticket"
+            if not self.wants_kv:
+                self.wire.pushed[key].set()
+            await stream.write(f"event: {name}\ndata: {json.dumps(ticket if self.wants_kv else None)}\n\n".encode())
+            if fault == "die_after_ticket":
+                await self._die(request)
+            if fault == "hang_after_ticket":
+                await asyncio.sleep(HANG)
         if fault.startswith("report"):
             data = {
                 "status": 503 if fault == "report_retriable" else 400,

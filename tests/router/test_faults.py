@@ -57,6 +57,29 @@ async def test_a_group_that_refuses_connections_is_passed_over_and_cools_down(ro
         assert await r.settled()
 
 
+@pytest.mark.parametrize("fault", ["503", "die", "hang"])
+async def test_a_prefill_leg_of_several_that_fails_has_all_prompts_tried_again(fault):
+    async with rig(num_prefill=2) as r:
+        r.decode[0].num_prompts = 3
+        r.prefill[0].faults += ["", fault]  # of the first prompt and the third
+        async with r.post({"prompt": ["x", "y", "z"], "stream": True}) as response:
+            assert response.status == 200
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert await r.settled()
+        assert r.outcomes() == {"ok": 1}
+
+
+async def test_a_decode_group_that_is_lost_between_its_tickets_gives_way_to_another():
+    async with rig(num_decode=2) as r:
+        for engine in r.decode:
+            engine.num_prompts = 2
+        r.decode[0].faults.append("die_after_ticket")
+        async with r.post({"prompt": ["x", "y"]}) as response:
+            assert response.status == 200
+        assert await r.settled()
+        assert r.outcomes() == {"ok": 1}
+
+
 async def test_the_same_decode_group_serves_again_when_only_prefill_failed():
     async with rig(num_prefill=2, num_decode=1) as r:
         r.prefill[0].always = "500"

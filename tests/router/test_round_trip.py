@@ -63,6 +63,23 @@ async def test_a_decode_group_that_wants_no_kv_answers_alone(stream):
         assert r.outcomes() == {"ok": 1}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_ticket_of_a_request_has_a_prefill_leg_of_its_own(stream):
+    async with rig(num_prefill=2) as r:
+        r.decode[0].num_prompts = 3
+        async with r.post({"prompt": ["x", "y", "z"], "stream": stream}) as response:
+            body = await response.read()
+        assert response.status == 200
+        assert b"ticket" not in body
+        assert (b"[DONE]" in body) is stream
+        legs = [json.loads(seen) for engine in r.prefill for _, seen in engine.seen]
+        assert sorted(leg["headrace_ticket"]["prompt_index"] for leg in legs) == [0, 1, 2]
+        assert all(leg["prompt"] == ["x", "y", "z"] for leg in legs)
+        assert [engine.num_legs > 0 for engine in r.prefill] == [True, True]
+        assert await r.settled()
+        assert r.outcomes() == {"ok": 1}
+
+
 @pytest.mark.parametrize(("fault", "outcome"), [("report_final", "refused"), ("die_after_ticket", "failed")])
 async def test_what_ends_it_before_its_answer_is_told_as_ever(fault, outcome):
     async with rig(limits=Limits(max_attempts=1)) as r:

@@ -2,6 +2,7 @@
 
 Decode comes first, because it says in its ticket where the KV must go. The prefill leg then runs while the decode leg
 waits; the client gets nothing until decode has something for it, and decode can only have that once all KV is there.
+A request with several prompts has a ticket and a prefill leg for each; one that fails ends the attempt.
 Every way out of an attempt closes both legs.
 """
 
@@ -41,7 +42,7 @@ class Attempt:
         self._exchange = exchange
         self._number = number
         self.used: set[str] = set()
-        self._prefill_charge: Charge | None = None  # the prefill leg that has not answered
+        self._prefilling: list[Charge] = []  # of prefill legs that have not answered
 
     async def run(self, tried: AbstractSet[str], avoid: AbstractSet[str]) -> web.StreamResponse:
         """The answer to the client, begun or complete. Raises LegFailure and NoGroup, only before the first byte."""
@@ -53,7 +54,7 @@ class Attempt:
             self.used.add(charge.group.url)
             leg = await self._open_decode_leg(charge)
             try:
-                if leg.ticket:
+                if leg.num_tickets:
                     return await self._join(leg, charge, tried, avoid)
                 return await self._answer(await leg.first(), leg, charge)
             finally:
@@ -70,8 +71,8 @@ class Attempt:
     async def _join(
         self, leg: DecodeLeg, decode: Charge, tried: AbstractSet[str], avoid: AbstractSet[str]
     ) -> web.StreamResponse:
-        """Run the prefill leg beside the decode leg until the client has its answer."""
-        prefill = asyncio.create_task(self._prefill(leg, decode, tried, avoid))
+        """Run the prefill legs beside the decode leg until the client has its answer."""
+        prefill = asyncio.create_task(self._prefill_all(leg, decode, tried, avoid))
         first = asyncio.create_task(leg.first())
         try:
             return await self._answer(await self._first_answer(prefill, first, decode), leg, decode)
@@ -108,16 +109,30 @@ class Attempt:
 
     def _silent_prefill(self, reported: LegFailure) -> LegFailure:
         """Decode got no KV, and prefill has said nothing: a frozen group, or a dead node that resets no connection."""
-        charge = self._prefill_charge
-        if charge is None:
-            return reported
+        if len({charge.group.url for charge in self._prefilling}) != 1:
+            return reported  # of several that have not answered any may be the one
+        charge = self._prefilling[0]
         charge.unreachable(time.monotonic())
         return LegFailure(Role.PREFILL, charge.group.url, "deadline", reported.reply, retriable=True)
 
-    async def _prefill(self, leg: DecodeLeg, decode: Charge, tried: AbstractSet[str], avoid: AbstractSet[str]) -> None:
+    async def _prefill_all(
+        self, leg: DecodeLeg, decode: Charge, tried: AbstractSet[str], avoid: AbstractSet[str]
+    ) -> None:
+        """A prefill leg for each ticket, once decode hands it out. The first that fails ends the others."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(leg.num_tickets):
+                    ticket = await leg.tickets.get()
+                    group.create_task(self._prefill(leg, ticket, decode, tried, avoid))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _prefill(
+        self, leg: DecodeLeg, ticket: bytes, decode: Charge, tried: AbstractSet[str], avoid: AbstractSet[str]
+    ) -> None:
         """Have a prefill group push. One whose cache has another layout refuses the ticket unused; then the next."""
         exchange = self._exchange
-        chunks = splice_ticket(exchange.body, leg.ticket)
+        chunks = splice_ticket(exchange.body, ticket)
         leg_headers = exchange.leg_headers(Leg.PREFILL, self._number)
         patience_seconds = self._engines.limits.group_seconds
         started_at = time.monotonic()
@@ -131,12 +146,14 @@ class Attempt:
                 raise LegFailure(Role.DECODE, decode.group.url, "unpaired", reply, retriable=True) from error
             with charge:
                 self.used.add(charge.group.url)
-                self._prefill_charge = charge
+                self._prefilling.append(charge)
                 try:
                     await run_prefill_leg(self._engines, charge, exchange.request.path, leg_headers, chunks)
                 except FingerprintRefused:
                     charge.group.refuse(leg.fingerprint, time.monotonic())
                     continue
+                finally:
+                    self._prefilling.remove(charge)
             self._metrics.leg_seconds.labels("prefill").observe(time.monotonic() - started_at)
             return
 

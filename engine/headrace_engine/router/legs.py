@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import aiohttp
 import msgspec
@@ -28,6 +29,7 @@ class FingerprintRefused(Exception):
 
 class _TicketHead(msgspec.Struct):
     fingerprint: str
+    num_prompts: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class _Outcome(msgspec.Struct):
@@ -39,7 +41,10 @@ class _Outcome(msgspec.Struct):
 
 
 class DecodeLeg:
-    """An open decode leg that has handed out its ticket. `close` it on every path: that cancels what is left of it."""
+    """An open decode leg that has handed out its first ticket. `close` it on every path: that cancels what is left.
+
+    `tickets` gets one for each prompt of the request, `num_tickets` in all: JSON, as decode wrote it.
+    """
 
     def __init__(self, engines: Engines, charge: Charge, response: aiohttp.ClientResponse) -> None:
         self._engines = engines
@@ -47,8 +52,10 @@ class DecodeLeg:
         self._response = response
         self._url = charge.group.url
         self.reader = EventReader(response.content, engines.limits.max_reply_bytes)
-        self.ticket = b""  # JSON, as decode wrote it; empty: it wants no KV
+        self.tickets: asyncio.Queue[bytes] = asyncio.Queue()
+        self.num_tickets = 0  # it wants no KV
         self.fingerprint = ""
+        self._num_awaited = 0  # tickets that have not come
 
     @classmethod
     async def open(
@@ -78,16 +85,30 @@ class DecodeLeg:
             raise protocol_failure(Role.DECODE, self._url, "the stream does not begin with a ticket")
         if event.data == NO_TICKET:
             return
+        head = self._add_ticket(event)
+        self.fingerprint, self.num_tickets = head.fingerprint, head.num_prompts
+        self._num_awaited = head.num_prompts - 1
+
+    def _add_ticket(self, event: Event) -> _TicketHead:
         try:
-            self.fingerprint = msgspec.json.decode(event.data, type=_TicketHead).fingerprint
+            head = msgspec.json.decode(event.data, type=_TicketHead)
         except msgspec.MsgspecError as error:
             raise protocol_failure(Role.DECODE, self._url, f"unreadable ticket: {error}") from error
-        self.ticket = event.data
+        self.tickets.put_nowait(event.data)
+        return head
 
     async def first(self) -> Reply | bytes:
-        """What follows the ticket: a whole answer, or the first of the client's own events. Raises LegFailure."""
+        """What follows the tickets: a whole answer, or the first of the client's own events. Raises LegFailure.
+
+        A ticket behind the first has no limit of its own: its prompt may wait for room until others of the same
+        request have been answered.
+        """
         async with self._engines.faults(self._charge, Role.DECODE, None):
             event = await self.reader.next_event()
+            while event is not None and event.name == "ticket" and self._num_awaited:
+                self._num_awaited -= 1
+                self._add_ticket(event)
+                event = await self.reader.next_event()
         if event is None:
             raise protocol_failure(Role.DECODE, self._url, "the stream ended after the ticket")
         if event.name == "error":

@@ -66,17 +66,25 @@ class ModelCard:
 
 @dataclass
 class Job:
-    """One HTTP request, checked. One prompt and one sampling for each choice; chat: None for completions."""
+    """One HTTP request, checked. One prompt and one sampling for each choice; chat: None for completions.
+
+    `num_choices` in a row are of one prompt. A prefill leg has the prompt of its ticket only.
+    """
 
     label: str
     prompts: list[list[int]]
     samplings: list[SamplingParams]
+    num_choices: int
     stops: tuple[str, ...]
     is_stream: bool
     format: AnswerFormat
     ticket: Ticket | None
     arrived_at: float  # on time.perf_counter's clock
     chat: ChatPlan | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts) // self.num_choices
 
     @property
     def scores_prompt(self) -> bool:
@@ -107,11 +115,12 @@ async def read_job(
         chat = plan_chat(body, card.chat_format)
         prompts = [await encode_chat(chat, encoder)]
     else:
-        prompts = await _encode(body, card, encoder.tokenizer)
+        prompts = await _encode(_given(body, ticket), card, encoder.tokenizer)
     for prompt in prompts:
         card.check_text_only(prompt, "prompt" if chat is None else "messages")
     num_choices = num_choices_of(body)
-    _check_choices(body, leg, len(prompts), num_choices)
+    if len(prompts) * num_choices > MAX_PROMPTS:
+        raise bad_request(f"at most {MAX_PROMPTS} choices in one request, for all prompts together", "n")
     grammar, grammar_after = await _grammar(body, leg, chat, encoder.tokenizer, grammars)
     samplings = [
         sampling_of(
@@ -131,6 +140,7 @@ async def read_job(
         label,
         [prompt for prompt in prompts for _ in range(num_choices)],
         [choice_of(sampling, index) for sampling in samplings for index in range(num_choices)],
+        num_choices,
         stops,
         is_stream,
         asked.make_format(label, card.name, encoder.tokenizer),
@@ -138,14 +148,6 @@ async def read_job(
         arrived_at,
         chat,
     )
-
-
-def _check_choices(body: ChatBody | CompletionBody, leg: Leg, num_prompts: int, num_choices: int) -> None:
-    """Raises ApiError (400)."""
-    if num_prompts * num_choices > MAX_PROMPTS:
-        raise bad_request(f"at most {MAX_PROMPTS} choices in one request, for all prompts together", "n")
-    if leg is not Leg.WHOLE and num_prompts > 1:  # a ticket is for one prompt
-        raise bad_request("several prompts in one request are not supported with prefill and decode apart", "prompt")
 
 
 async def _grammar(
@@ -199,9 +201,18 @@ async def encode_chat(chat: ChatPlan, encoder: PromptEncoder) -> list[int]:
     return encoder.encode(chat.pieces)
 
 
-async def _encode(body: CompletionBody, card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of every prompt. Raises ApiError for empty or impossible ones."""
+def _given(body: CompletionBody, ticket: Ticket | None) -> list[str | list[int]]:
+    """All prompts, or the one that the ticket is for. Raises ApiError (400)."""
     given = prompts_of(body)
+    if ticket is None:
+        return given
+    if not 0 <= ticket.prompt_index < len(given):
+        raise bad_request(f"the ticket is for prompt {ticket.prompt_index} of {len(given)}", "headrace_ticket")
+    return [given[ticket.prompt_index]]
+
+
+async def _encode(given: list[str | list[int]], card: ModelCard, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of every prompt. Raises ApiError for empty or impossible ones."""
     if sum(len(prompt) for prompt in given if isinstance(prompt, str)) > LONG_TEXT:
         prompts = await asyncio.to_thread(_encode_texts, given, tokenizer)
     else:

@@ -33,6 +33,10 @@ class EventStream:
         self._response: web.StreamResponse | None = None
         self.has_answer = False  # the client's own bytes have begun
 
+    @property
+    def has_begun(self) -> bool:
+        return self._response is not None
+
     async def write(self, data: bytes) -> None:
         if self._response is None:
             self._response = web.StreamResponse(headers=_EVENT_STREAM)
@@ -74,35 +78,61 @@ class Legs:
             return await stream.finish()
 
     async def decode(self, request: web.Request, job: Job) -> web.StreamResponse:
-        """Reserve, hand out the ticket, wait for the KV, generate."""
+        """Reserve, hand out the tickets, wait for the KV, generate."""
         async with self._answers(job, Leg.DECODE) as answers:
             stream = EventStream(request)
             begun: list[Sequence[Item]] = [[]] * len(answers)
-            if job.scores_prompt:
-                await stream.write(event("ticket", b"null"))  # no KV is wanted
-            else:
-                ticket, begun[0] = await self._ticket(answers)
-                await stream.write(event("ticket", ticket_to_json(ticket)))
-                ticket_at = self._metrics.ticket(job.arrived_at)
-                for answer in answers:
-                    answer.ticket_at = ticket_at
             try:
+                if job.scores_prompt:
+                    await stream.write(event("ticket", b"null"))  # no KV is wanted
+                else:
+                    await self._hand_out_tickets(job, answers, begun, stream)
                 if job.is_stream:
                     await self._stream(job, answers, stream, begun)
                 else:
                     body = await self._collect(job, answers, begun)
                     await stream.write(event("response", b'{"status":200,"body":' + body + b"}"))
             except ApiError as error:
+                if not stream.has_begun:
+                    raise
                 self._metrics.failed(error.error.status)
                 await stream.write(_failure(error, stream.has_answer, job.format))
             return await stream.finish()
 
+    async def _hand_out_tickets(
+        self, job: Job, answers: list[Answer], begun: list[Sequence[Item]], stream: EventStream
+    ) -> None:
+        """One for each prompt, as its rank has room. `begun` gets what came with them. Raises ApiError.
+
+        Of several prompts all have their KV when this returns: a client's bytes begin with nothing left that prefill
+        could fail at, so that the request may be tried again elsewhere until then.
+        """
+        writing = asyncio.Lock()
+
+        async def hand_out(index: int) -> None:
+            choices = range(index * job.num_choices, (index + 1) * job.num_choices)
+            answer = answers[choices[0]]
+            ticket, items = await self._ticket(answer)
+            ticket = msgspec.structs.replace(ticket, prompt_index=index, num_prompts=job.num_prompts)
+            async with writing:
+                await stream.write(event("ticket", ticket_to_json(ticket)))
+            ticket_at = self._metrics.ticket(job.arrived_at)
+            for choice in choices:
+                answers[choice].ticket_at = ticket_at
+            if job.num_prompts > 1 and not items:
+                items = await answer.handle.next()
+            if items and isinstance(items[0], Failed):
+                answer.take(items)  # raises its error
+            begun[choices[0]] = items
+
+        await _all([hand_out(index) for index in range(job.num_prompts)])
+
     @staticmethod
-    async def _ticket(answers: list[Answer]) -> tuple[Ticket, list[Item]]:
-        """The one for all answers, and what came with it. Raises ApiError."""
-        first, *rest = await answers[0].handle.next()
+    async def _ticket(answer: Answer) -> tuple[Ticket, list[Item]]:
+        """The one for all answers of a prompt, and what came with it. Raises ApiError."""
+        first, *rest = await answer.handle.next()
         if isinstance(first, Failed):
-            answers[0].take([first])  # raises its error
+            answer.take([first])  # raises its error
         assert isinstance(first, TicketReady), f"a decode leg began with {first!r}"
         return first.ticket, rest
 
@@ -126,8 +156,9 @@ class Legs:
         answers: list[Answer] = []
         try:
             for prompt, sampling in zip(job.prompts, job.samplings, strict=True):
-                # One ticket for all: the KV of the prompt is awaited once.
-                first = answers[0].handle if leg is Leg.DECODE and answers else None
+                # One ticket for all choices of a prompt: its KV is awaited once.
+                number = len(answers) % job.num_choices
+                first = answers[-number].handle if leg is Leg.DECODE and number else None
                 handle = self._frontend.submit(job.label, leg, prompt, sampling, shares_kv_of=first)
                 parser = job.chat.parser() if job.chat is not None else None
                 answers.append(Answer(handle, self._tokenizer, job.stops, Usage(len(prompt)), sampling, parser))
