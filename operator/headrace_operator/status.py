@@ -174,10 +174,13 @@ def _role_status(role: Role, plan: RolePlan, decision: Decision) -> RoleStatus:
 def _router_finding(deployment: DisaggDeployment, observed: Observed, decision: Decision) -> _Finding:
     name = names.router_name(deployment.metadata.name)
     body = observed.children.get(("Deployment", name), {})
+    wanted = deployment.spec.router.replicas
+    if wanted == 0:
+        text = f"router: Deployment {name} is being removed" if body else "router: scaled to zero"
+        return _Finding(not body, names.REASON_SCALED_TO_ZERO, text)
     counts = body.get("status") or {}
     num_ready = int(counts.get("availableReplicas") or 0)
     num_updated = int(counts.get("updatedReplicas") or 0)
-    wanted = deployment.spec.router.replicas
     # Counts of an older Deployment say nothing about the one that this pass applies.
     is_applied = bool(body) and not decision.applies("Deployment")
     is_current = is_applied and counts.get("observedGeneration") == body["metadata"].get("generation")

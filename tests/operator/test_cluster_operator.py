@@ -160,8 +160,8 @@ def test_a_pod_whose_image_was_edited_is_replaced(serving: kube.Namespace) -> No
 def test_edited_and_deleted_children_are_repaired_and_foreign_labels_kept(serving: kube.Namespace) -> None:
     serving.run("label", "service", f"{NAME}-decode-leaders", "team=x", f"{names.LABEL_ROLE}-")
     serving.run("delete", "service", f"{NAME}-prefill-leaders")
-    patch = '{"spec": {"replicas": 1}}'
-    serving.run("patch", "deployment", f"{NAME}-router", "--type=merge", "-p", patch)
+    patch = '{"spec": {"minAvailable": 0}}'
+    serving.run("patch", "poddisruptionbudget", f"{NAME}-prefill-leaders", "--type=merge", "-p", patch)
 
     def is_repaired() -> bool:
         labels = (serving.get("service", f"{NAME}-decode-leaders") or {})["metadata"]["labels"]
@@ -169,7 +169,7 @@ def test_edited_and_deleted_children_are_repaired_and_foreign_labels_kept(servin
             labels.get(names.LABEL_ROLE) == "decode"
             and labels.get("team") == "x"
             and serving.get("service", f"{NAME}-prefill-leaders") is not None
-            and (serving.get("deployment", f"{NAME}-router") or {})["spec"]["replicas"] == 0
+            and (serving.get("poddisruptionbudget", f"{NAME}-prefill-leaders") or {})["spec"]["minAvailable"] == 1
         )
 
     eventually(is_repaired)

@@ -125,10 +125,18 @@ def test_what_is_scaled_to_zero_is_as_wanted_and_not_available(changes: dict[str
     assert (available.status, available.reason) == ("False", names.REASON_SCALED_TO_ZERO)
 
 
-def test_a_router_scaled_to_zero_is_not_ready_before_it_exists() -> None:
-    cluster = FakeCluster()
-    cluster.run(stored({"spec.router": {"replicas": 0}, "spec.roles.0.replicas": 0, "spec.roles.1.replicas": 0}))
-    assert condition(cluster, names.READY).status == "False"
+def test_a_router_scaled_to_zero_is_as_wanted_once_it_is_gone() -> None:
+    cluster = settled()
+    changed = stored({**DEP2, "spec.router": {"replicas": 0}}, generation=2)
+    decision = cluster.run(changed)
+    assert {deletion.kind for deletion in decision.delete_children} == {
+        "Deployment", "ServiceAccount", "Role", "RoleBinding"
+    }  # fmt: skip
+    ready = condition(cluster, names.READY)
+    assert (ready.status, "Deployment demo-router is being removed" in ready.message) == ("False", True)
+    cluster.settle(changed)
+    assert condition(cluster, names.READY).status == "True"
+    assert ("Service", "demo") in cluster.objects
 
 
 def test_a_status_of_a_thousand_failed_groups_can_be_stored() -> None:

@@ -23,12 +23,21 @@ _EXIT_SECONDS = 15
 
 
 def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[str, Any]]:
-    """All objects of the router, in the order in which they should be made."""
+    """All objects of the router, in the order in which they should be made. Without router pods only the Service, so
+    that clients find those that come back at the same address, and no rights."""
+    if spec.router.replicas == 0:
+        return [stamped(_service(owner))]
+    bodies = [*_rights(owner), _service(owner), _deployment(owner, spec, default_image)]
+    budgets = [router_budget(owner, _selector(owner))] if is_guarded(spec.router) else []
+    return [*map(stamped, bodies), *budgets]
+
+
+def _rights(owner: Owner) -> list[dict[str, Any]]:
+    """A service account that may do what `ROUTER_RULES` says."""
     name = names.router_name(owner.name)
     labels = names.labels(owner.name, names.ROUTER)
     rbac = "rbac.authorization.k8s.io"
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}
-    bodies: list[dict[str, Any]] = [
+    return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(owner, name, labels)},
         {
             "apiVersion": f"{rbac}/v1",
@@ -41,33 +50,36 @@ def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[st
             "kind": "RoleBinding",
             "metadata": metadata(owner, name, labels),
             "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
-            "subjects": [subject],
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(owner, names.router_service_name(owner.name), labels),
-            "spec": {
-                "selector": _selector(owner),
-                "ports": [{"name": "http", "port": names.PORT_HTTP, "targetPort": names.PORT_HTTP}],
-            },
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": metadata(owner, name, labels),
-            "spec": {
-                "replicas": spec.router.replicas,
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-                "selector": {"matchLabels": _selector(owner)},
-                "template": _pod_template(owner, spec, default_image, labels),
-            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}],
         },
     ]
-    objects = [stamped(body) for body in bodies]
-    if is_guarded(spec.router):
-        objects.append(router_budget(owner, _selector(owner)))
-    return objects
+
+
+def _service(owner: Owner) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(owner, names.router_service_name(owner.name), names.labels(owner.name, names.ROUTER)),
+        "spec": {
+            "selector": _selector(owner),
+            "ports": [{"name": "http", "port": names.PORT_HTTP, "targetPort": names.PORT_HTTP}],
+        },
+    }
+
+
+def _deployment(owner: Owner, spec: Spec, default_image: str) -> dict[str, Any]:
+    labels = names.labels(owner.name, names.ROUTER)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(owner, names.router_name(owner.name), labels),
+        "spec": {
+            "replicas": spec.router.replicas,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": _selector(owner)},
+            "template": _pod_template(owner, spec, default_image, labels),
+        },
+    }
 
 
 def _pod_template(owner: Owner, spec: Spec, default_image: str, labels: dict[str, str]) -> dict[str, Any]:
