@@ -38,6 +38,7 @@ from tests.bench.podwatch import PodWatch
 from tests.bench.prometheus import Samples, samples_of
 from tests.bench.report import Cell, Results, machine, table
 
+from headrace_operator import names
 from headrace_operator.decide import Defaults
 from headrace_operator.manifests import DisaggDeployment
 from headrace_operator.preview import preview
@@ -86,8 +87,9 @@ class Times:
 def deployments(shape: Shape, is_bare: bool = False) -> list[dict[str, Any]]:
     """The peer: plain Deployments, of the engine pods that `disagg_deployments` make or of bare ones."""
     replicas = shape.num_pods // shape.num_objects
-    spec = {**POD_SPEC, "containers": [{"name": "engine", "image": "none:1"}]} if is_bare else engine_pod_spec(shape)
-    template = {"metadata": {"labels": {LABEL: shape.name}}, "spec": spec}
+    bare = {"metadata": {}, "spec": {**POD_SPEC, "containers": [{"name": "engine", "image": "none:1"}]}}
+    template = bare if is_bare else engine_pod(shape)
+    labels = {**template["metadata"].get("labels", {}), LABEL: shape.name}
     return [
         {
             "apiVersion": "apps/v1",
@@ -96,19 +98,25 @@ def deployments(shape: Shape, is_bare: bool = False) -> list[dict[str, Any]]:
             "spec": {
                 "replicas": replicas,
                 "selector": {"matchLabels": {LABEL: shape.name, "number": str(number)}},
-                "template": {**template, "metadata": {"labels": {LABEL: shape.name, "number": str(number)}}},
+                "template": {
+                    **template,
+                    "metadata": {**template["metadata"], "labels": {**labels, "number": str(number)}},
+                },
             },
         }
         for number in range(shape.num_objects)
     ]
 
 
-def engine_pod_spec(shape: Shape) -> dict[str, Any]:
-    """What is in the last pod of the first of ours, but for what its name and our operator's restarts take."""
+def engine_pod(shape: Shape) -> dict[str, Any]:
+    """The template of a pod like the last of the first of ours, but for what makes it ours or tells it from others."""
     made = preview(DisaggDeployment.from_manifest(disagg_deployments(shape)[0]), Defaults("none:1", "none:1"))
-    spec = [body["spec"] for body in made if body["kind"] == "Pod"][-1]
+    pod = [body for body in made if body["kind"] == "Pod"][-1]
     of_ours = ("hostname", "subdomain", "restartPolicy", "readinessGates")
-    return {field: value for field, value in spec.items() if field not in of_ours}
+    spec = {field: value for field, value in pod["spec"].items() if field not in of_ours}
+    labels = {label: value for label, value in pod["metadata"]["labels"].items() if value != names.MANAGER}
+    del labels[names.LABEL_GROUP]  # by which pods of a group are spread
+    return {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": spec}
 
 
 def disagg_deployments(shape: Shape) -> list[dict[str, Any]]:
