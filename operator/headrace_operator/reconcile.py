@@ -88,13 +88,10 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
-        rest = self._pace.rest_seconds(key, self._clock())
-        if rest:
-            return rest
         started = time.monotonic()
         result = "error"
         try:
-            wait = await self._pass(key)
+            wait = await self._pass(key, self._clock())
             result = "ok"
             return wait
         except Refused:
@@ -104,11 +101,15 @@ class Reconciler:
             took = time.monotonic() - started
             metrics.RECONCILE_SECONDS.labels(namespace=key.namespace, result=result).observe(took)
 
-    async def _pass(self, key: Key) -> float | None:
+    def rest_seconds(self, key: Key) -> float | None:
+        """How long to wait before the next pass over a deployment; None: it may be looked at now."""
+        return self._pace.rest_seconds(key, self._clock())
+
+    async def _pass(self, key: Key, now: float) -> float | None:
         raw = self._store.deployment(key)
         objects = [*self._store.children(key), *(self._following.children(key) if self._following else ())]
         is_wanted = raw is not None and not raw["metadata"].get("deletionTimestamp")
-        late = await self._end_stragglers(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects)
+        late = await self._end_stragglers(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects, now)
         if raw is None or not is_wanted:
             self._forget(key)  # garbage collection does the rest
             if not objects:
@@ -116,12 +117,11 @@ class Reconciler:
             return late
         if self._ending.get(key) == raw["metadata"]["uid"]:
             return late  # it goes with its namespace, whose contents go in any order
-        wait = await self._step(key, raw, objects)
+        wait = await self._step(key, raw, objects, now)
         return min((seconds for seconds in (wait, late) if seconds), default=None)
 
-    async def _step(self, key: Key, raw: Body, objects: list[Body]) -> float | None:
+    async def _step(self, key: Key, raw: Body, objects: list[Body], now: float) -> float | None:
         """The next step of a deployment that is there to stay."""
-        now = self._clock()
         if not self._are_writes_shown(key, [*objects, raw], now):
             return LAG_SECONDS
         self._expectations[key] = expected = Expectations()
@@ -135,7 +135,7 @@ class Reconciler:
             if await self._actor.write_status(raw, status, expected):
                 await self._post(raw, [Note(names.REASON_SPEC_INVALID, problem, is_warning=True)])
             return None
-        with self._pace.thinking(key, len(objects), now):
+        with self._pace.thinking(key, now):
             parsed = self._parsed.setdefault(key, ParsedPods())
             observed = observe(key.name, deployment.metadata.uid, objects, parsed)
         if observed.leftovers and not await self._is_live(key, deployment.metadata.uid):
@@ -147,7 +147,7 @@ class Reconciler:
         observed = self._with_signals(key, deployment, observed)
         observed = await self._ask_engines(scaled(deployment, observed, before, now).deployment, observed)
         generation = deployment.metadata.generation
-        with self._pace.thinking(key, len(objects), now):
+        with self._pace.thinking(key, now):
             decided = self._decide(key, deployment, observed, before, now)
         if decided is None:
             return None  # whoever does not know it yet has it looked at again
@@ -180,15 +180,15 @@ class Reconciler:
         if expected is None:
             return True
         # A thousand pods come back one by one: to look at all of them each time would slow down those that follow.
-        with self._pace.thinking(key, len(objects), now):
+        with self._pace.thinking(key, now):
             return expected.are_met({(body["kind"], body["metadata"]["name"]): body for body in objects}, now)
 
-    async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body]) -> float | None:
+    async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body], now: float) -> float | None:
         """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""
-        with self._pace.thinking(key, len(objects), self._clock()):
+        with self._pace.thinking(key, now):
             found = stragglers(key.name, uid, objects)
         silent = await self._nodes.silent(suspects(found))
-        gone, wait = overdue(found, silent, self._clock())
+        gone, wait = overdue(found, silent, now)
         for deletion in gone:
             logger.warning("%s/%s: pod %s outlived its deployment and is removed", *key, deletion.pod_name)
             await self._cluster.delete("Pod", key.namespace, deletion.pod_name, deletion.uid, deletion.grace_seconds)

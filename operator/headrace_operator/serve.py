@@ -107,7 +107,7 @@ async def _work(queue: WorkQueue, reconciler: Reconciler, *seen: asyncio.Event) 
     """For ever, once all that exists has been seen: a pass before that would take what it misses for gone."""
     for event in seen:
         await event.wait()
-    await queue.work(reconciler.reconcile)
+    await queue.work(reconciler.reconcile, reconciler.rest_seconds)
 
 
 async def _run_until(stop: asyncio.Event, *coroutines: object) -> None:

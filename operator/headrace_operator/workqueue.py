@@ -88,10 +88,15 @@ class WorkQueue:
         async with self._wake:
             self._wake.notify()
 
-    async def work(self, reconcile: Callable[[Key], Awaitable[float | None]]) -> None:
-        """Take keys for ever. `reconcile` returns seconds to look again, or None; if it raises, it is tried again."""
+    async def work(
+        self,
+        reconcile: Callable[[Key], Awaitable[float | None]],
+        rest_seconds: Callable[[Key], float | None] = lambda key: None,
+    ) -> None:
+        """Take keys for ever. `reconcile` returns seconds to look again, or None; if it raises, it is tried again.
+        `rest_seconds`: how long a key is still left alone, whatever happens."""
         while True:
-            key = await self._take()
+            key = await self._take(rest_seconds)
             retry: float | None = None
             try:
                 retry = await reconcile(key)
@@ -110,14 +115,19 @@ class WorkQueue:
             elif retry is not None:
                 self.add_after(key, retry)
 
-    async def _take(self) -> Key:
+    async def _take(self, rest_seconds: Callable[[Key], float | None]) -> Key:
         async with self._wake:
-            await self._wake.wait_for(lambda: self._waiting)
-            key = next(iter(self._waiting))
-            metrics.QUEUE_SECONDS.observe(time.monotonic() - self._waiting.pop(key))
-            metrics.QUEUE_DEPTH.set(len(self._waiting))
-            self._active.add(key)
-            return key
+            while True:
+                await self._wake.wait_for(lambda: self._waiting)
+                key = next(iter(self._waiting))
+                since = self._waiting.pop(key)
+                metrics.QUEUE_DEPTH.set(len(self._waiting))
+                rest = rest_seconds(key)
+                if rest is None:
+                    metrics.QUEUE_SECONDS.observe(time.monotonic() - since)
+                    self._active.add(key)
+                    return key
+                self.add_after(key, rest)
 
     def _backoff(self, key: Key) -> float:
         failures = self._failures.get(key, 0)

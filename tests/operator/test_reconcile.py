@@ -403,19 +403,21 @@ async def test_a_corrupt_status_is_computed_anew() -> None:
     assert server.condition(names.READY)["status"] == "True"
 
 
-async def test_events_of_a_large_deployment_share_a_pass() -> None:
+async def test_after_a_pass_a_deployment_rests_and_once_it_is_gone_its_successor_does_not() -> None:
     server = FakeServer({"spec.roles.0.replicas": 120})
     now = 100.0
     inventory = Inventory(server, lambda key: None)  # type: ignore[arg-type]
     subject = Reconciler(server, server, inventory, DEFAULTS, clock=lambda: now)  # type: ignore[arg-type]
-    for _ in range(2):  # nothing is there at the first, 120 pods at the second
-        await subject.reconcile(KEY)
-    server.calls.clear()
-    rest = await subject.reconcile(KEY)
+    assert subject.rest_seconds(KEY) is None
+    await subject.reconcile(KEY)
+    rest = subject.rest_seconds(KEY)
     assert rest is not None
     assert 0 < rest <= MAX_REST_SECONDS
-    assert server.calls == []
-    now += 1.0
-    server.world.make_all_ready()
+    now += rest
+    assert subject.rest_seconds(KEY) is None
     await subject.reconcile(KEY)
-    assert "status" in server.calls
+    assert subject.rest_seconds(KEY) is not None
+    server.raw = None
+    server.world.objects.clear()
+    await subject.reconcile(KEY)
+    assert subject.rest_seconds(KEY) is None

@@ -12,8 +12,12 @@ A, B = Key("default", "a"), Key("default", "b")
 
 
 @contextlib.asynccontextmanager
-async def working(queue: WorkQueue, reconcile: Callable[[Key], Awaitable[float | None]]) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(queue.work(reconcile)) for _ in range(3)]
+async def working(
+    queue: WorkQueue,
+    reconcile: Callable[[Key], Awaitable[float | None]],
+    rest_seconds: Callable[[Key], float | None] = lambda key: None,
+) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(queue.work(reconcile, rest_seconds)) for _ in range(3)]
     try:
         yield
     finally:
@@ -35,6 +39,22 @@ async def test_many_events_of_a_key_are_one_pass() -> None:
     async with working(queue, reconcile):
         await asyncio.sleep(0.05)
     assert passes == [A, B]
+
+
+async def test_a_key_that_rests_is_left_alone_and_keeps_nobody_waiting() -> None:
+    queue, passes = WorkQueue(), []
+    rests: dict[Key, list[float | None]] = {A: [0.05, None], B: [None]}
+
+    async def reconcile(key: Key) -> None:
+        passes.append(key)
+
+    async with working(queue, reconcile, lambda key: rests[key].pop(0)):
+        queue.add(A)
+        queue.add(B)
+        await asyncio.sleep(0.02)
+        assert passes == [B]
+        await asyncio.sleep(0.2)
+    assert passes == [B, A]
 
 
 async def test_a_key_is_worked_on_once_at_a_time_and_again_if_it_changed_meanwhile() -> None:
