@@ -24,7 +24,9 @@ TOGETHER = ["-n", "3", "--dist", "loadfile"]
 
 def run(marks: str, folders: list[Path], arguments: list[str]) -> int:
     """pytest's exit code for what carries these marks, in the folders or in what the arguments name instead."""
-    command = [sys.executable, "-m", "pytest", "-m", marks, *OPTIONS, *(arguments or map(str, folders))]
+    are_named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    command = [sys.executable, "-m", "pytest", "-m", marks, *OPTIONS, *arguments]
+    command += [] if are_named else map(str, folders)
     return subprocess.run(command, cwd=ROOT).returncode
 
 
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if "--long" in arguments:
         return run("e2e and long", [*SCENARIOS, *own], given)
     codes = [
-        run("e2e and not long and not alone", SCENARIOS, [*TOGETHER, *(given or map(str, SCENARIOS))]),
+        run("e2e and not long and not alone", SCENARIOS, [*TOGETHER, *given]),
         run("e2e and not long and alone", [*SCENARIOS, *own], given),
     ]
     chosen = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]

@@ -221,8 +221,8 @@ def test_a_group_that_others_pods_keep_from_being_whole_is_taken_back_and_made_a
     namespace.apply(deployment("flash", 1, 2, {"podSpec": {"containers": [port]}}))
     eventually(lambda: len(namespace.pod_uids("flash", "decode")) == 2)
     eventually(lambda: not namespace.pod_uids("flash", "decode"), PLACEMENT_LIMIT_SECONDS + 30)
-    waiting = namespace.condition("flash", names.PROGRESSING)
-    assert waiting["reason"] in (names.REASON_NO_CAPACITY, names.REASON_REBUILDING)
+    said = (names.REASON_NO_CAPACITY, names.REASON_REBUILDING)
+    eventually(lambda: namespace.condition("flash", names.PROGRESSING)["reason"] in said)
     events = namespace.run(
         "get", "events", "--field-selector=reason=GroupTakenBack", "-o", "jsonpath={.items[*].message}"
     )
