@@ -190,14 +190,17 @@ class TransferAgent:
         while close_by is None or (worker.has_work_before_closing(time.monotonic()) and time.monotonic() < close_by):
             self._has_command.wait(worker.pause_seconds)
             self._has_command.clear()
-            for _ in range(len(self._commands)):
-                self._commands.popleft()(worker)
+            self._obey(worker)
             if self._closing and close_by is None:
                 close_by = time.monotonic() + CLOSE_TIMEOUT_SECONDS
                 worker.pusher.cancel_all("the prefill engine is shutting down")
-            events = worker.step()
+            events = worker.step(lambda: self._obey(worker))
             self._stats = replace(worker.stats)
             if events:
                 self._events.extend(events)
                 if self._wake is not None:
                     self._wake()
+
+    def _obey(self, worker: Worker) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace_engine.core import Peer
 from headrace_engine.kv.connections import Connections
@@ -69,10 +69,16 @@ class Worker:
         last = self.pusher.last_notified_at
         return not self.pusher.is_idle or (last is not None and now < last + LINGER_SECONDS)
 
-    def step(self) -> list[TransferEvent]:
-        """One look at everything. Mail before deadlines: a late completion must not lose against its own."""
+    def step(self, obey: Callable[[], None]) -> list[TransferEvent]:
+        """One look at everything. Mail before deadlines: a late completion must not lose against its own.
+
+        obey: carries out what other threads have told so far. That a ticket is expected was told before anybody could
+        know of it, so before its mail came; but looking for mail may take long (a new peer connects), and mail that
+        came meanwhile would find tickets of that time unknown.
+        """
         self.pusher.end_old_writes()
         mail = self._transport.notifications()
+        obey()
         now = time.monotonic()  # not before the look for mail: see `Receiver.renew`
         events: list[TransferEvent] = []
         for sender, message in mail:

@@ -13,7 +13,7 @@ from tests.engine.kv.rank_process import BLOCK_SIZE, Cache, make_agent
 
 from headrace_engine.kv import transfer
 from headrace_engine.kv.events import PushDone
-from headrace_engine.kv.nixl import TransportError
+from headrace_engine.kv.nixl import NixlTransport, TransportError
 from headrace_engine.kv.receive import Received, ReceiveFailed
 from headrace_engine.kv.transfer import TransferAgent, TransferThreadError
 
@@ -49,6 +49,38 @@ def test_the_rank_loop_is_woken_for_each_side_of_a_push() -> None:
         assert prefill.stats().num_pushes_total == decode.stats().num_receives_total == 1
         assert prefill.stats().pushed_bytes_total == 4096 + 512 + 2048 + 96
         assert prefill.stats().oldest_age_seconds == decode.stats().oldest_age_seconds == 0.0
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_a_ticket_issued_while_decode_looks_for_mail_is_known_when_its_mail_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look for mail takes long when a new peer connects, and may bring what a ticket of that time has led to."""
+    is_slow, has_begun = threading.Event(), threading.Event()
+    look = NixlTransport.notifications
+
+    def look_until_mail_comes(transport: NixlTransport) -> list[tuple[str, bytes]]:
+        if not (is_slow.is_set() and transport.peer.agent_name.startswith("decode-0/")):
+            return look(transport)
+        has_begun.set()
+        give_up_at = time.monotonic() + TIMEOUT_SECONDS
+        while not (mail := look(transport)) and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        is_slow.clear()
+        return mail
+
+    monkeypatch.setattr(NixlTransport, "notifications", look_until_mail_comes)
+    decode, prefill = start("decode-0"), start("prefill-0")
+    try:
+        is_slow.set()
+        assert has_begun.wait(TIMEOUT_SECONDS)
+        token_ids = list(range(BLOCK_SIZE + 1))
+        key = prefill.open_push(decode.issue_ticket("r-1", token_ids, 0, [5], 2), token_ids)
+        prefill.push_blocks(key, 0, [1])
+        prefill.finish_push(key, 0, 16)
+        assert wait_for_event(decode) == Received(1, "r-1", 16)
     finally:
         prefill.close()
         decode.close()
