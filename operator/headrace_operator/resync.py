@@ -19,14 +19,15 @@ from typing import Any
 from headrace_operator import metrics, names
 from headrace_operator.cluster import CHILD_KINDS, Cluster, ClusterError
 from headrace_operator.mirror import key_of_child
+from headrace_operator.retries import MAX_PAUSE_SECONDS
 from headrace_operator.store import Store
 from headrace_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 120.0
-# After the API server was away: longer than any watch waits before it is tried again (`retries.py`).
-RELIST_SECONDS = 6.0
+# After the API server was away: longer than any watch waits before it is tried again.
+RELIST_SECONDS = MAX_PAUSE_SECONDS + 2.0
 # Between listing and comparing: what was on its way to the watches arrives.
 SETTLE_SECONDS = 10.0
 
