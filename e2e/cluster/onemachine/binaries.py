@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import mounts
@@ -85,8 +85,8 @@ def ensure_controlplane(layout: Layout, progress: Progress) -> Path:
     def build(draft: Path) -> None:
         progress(f"building Kubernetes {KUBERNETES_VERSION} (once; 4 to 10 minutes on two cores)")
         go = ["go", "build", "-C", CONTROLPLANE_SOURCE, COMPILER_FLAGS, "-ldflags", linker_flags()]
-        _go([*go, "-o", draft / "controlplane", "."], "building Kubernetes", progress)
-        _go([*go, "-o", draft / "pause", "./pause"], "building the pause binary", progress)
+        run_go([*go, "-o", draft / "controlplane", "."], "building Kubernetes", progress)
+        run_go([*go, "-o", draft / "pause", "./pause"], "building the pause binary", progress)
         for component in COMPONENTS:
             (draft / component).symlink_to("controlplane")
 
@@ -99,7 +99,8 @@ def ensure_kwok(layout: Layout, progress: Progress) -> Path:
     def build(draft: Path) -> None:
         progress(f"building kwok {KWOK_VERSION} (once; about 2 minutes)")
         module = f"sigs.k8s.io/kwok@{KWOK_VERSION}"
-        _go(["go", "install", f"sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}"], "building kwok", progress, gobin=draft)
+        command = ["go", "install", f"sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}"]
+        run_go(command, "building kwok", progress, {"GOBIN": str(draft)})
         source = Path(json.loads(run(["go", "mod", "download", "-json", module], "kwok's sources"))["Dir"])
         stages = [
             source / "kustomize/stage/node/fast/node-initialize.yaml",
@@ -168,13 +169,13 @@ def remove_abandoned_drafts(parent: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _go(argv: Sequence[object], what: str, progress: Progress, gobin: Path | None = None) -> None:
+def run_go(argv: Sequence[object], what: str, progress: Progress, environment: Mapping[str, str] | None = None) -> None:
     """Runs the go command at low priority, with a line of progress every half minute."""
     if shutil.which("go") is None:
         raise ClusterError(
             f"{what}: the Go toolchain is not installed (the version wanted is in {CONTROLPLANE_SOURCE}/go.mod)"
         )
-    env = {**os.environ, "GOFLAGS": "-buildvcs=false", **({"GOBIN": str(gobin)} if gobin else {})}
+    env = {**os.environ, "GOFLAGS": "-buildvcs=false", **(environment or {})}
     words = ["nice", "-n", "10", *map(str, argv)]
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:

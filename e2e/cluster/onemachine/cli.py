@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 
-from . import binaries, images
+from . import binaries, images, kueue
 from .addresses import NODES
 from .cluster import Cluster
 from .console import ClusterError, Progress
@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     up = kwok_actions.add_parser("up", help="make exactly N pretended nodes (builds kwok the first time)")
     up.add_argument("count", nargs="?", type=int, default=72, metavar="N", help="default: 72, four racks")
     kwok_actions.add_parser("down", help="remove them")
+    commands.add_parser("kueue", help="make Kueue's image (builds it the first time); print image and chart as JSON")
     return top
 
 
@@ -93,6 +94,8 @@ def _dispatch(arguments: argparse.Namespace, cluster: Cluster, progress: Progres
         case _:
             if (arguments.command, getattr(arguments, "action", None)) == ("kwok", "up"):
                 binaries.ensure_kwok(cluster.layout, progress)  # minutes, in which others may use the cluster
+            if arguments.command == "kueue":
+                kueue.ensure(cluster.layout, progress)  # minutes as well
             with command_lock(progress):
                 _change(arguments, cluster)
     return 0
@@ -110,6 +113,8 @@ def _change(arguments: argparse.Namespace, cluster: Cluster) -> None:
         case "images", _:
             names = cluster.make_images()
             print(json.dumps(names) if arguments.format == "json" else images.as_environment(names))
+        case "kueue", _:
+            print(json.dumps(cluster.kueue()))
         case "node", "kill":
             cluster.kill_node(arguments.node)
         case "node", "freeze" | "thaw":

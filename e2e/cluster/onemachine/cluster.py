@@ -15,6 +15,7 @@ from . import (
     controlplane,
     host,
     images,
+    kueue,
     kwok,
     mounts,
     network,
@@ -175,6 +176,12 @@ class Cluster:
     def kwok_down(self) -> None:
         self._require_running()
         kwok.down(self.daemons, self.kubectl)
+
+    def kueue(self) -> dict[str, str]:
+        """The image of Kueue's manager, in the registry, and the folder of its chart."""
+        self._require_running()
+        folder = kueue.ensure(self.layout, self.progress)
+        return {"image": str(kueue.ensure_image(folder, self.layout)), "chart": str(folder / "chart")}
 
     def wait_for_nodes(self, names: tuple[str, ...] | list[str]) -> None:
         def all_ready() -> bool:

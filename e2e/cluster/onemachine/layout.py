@@ -1,7 +1,7 @@
 """Where things live on disk. Everything is below one cache folder outside the repository.
 
 CACHE/bin/controlplane-KEY/       the built binary and a symlink per component, kept by hash of the Go module
-CACHE/bin/kwok-VERSION/, helm-*/  tools, built or unpacked when first asked for
+CACHE/bin/{kwok,kueue,helm}-*/    tools, built or unpacked when first asked for
 CACHE/rootfs-KEY/                 debootstrap's output, the ground of every image
 CACHE/registry/                   blobs of the local registry
 CACHE/cluster/                    the cluster: pki, configuration, etcd, logs, pid files, one folder per node
