@@ -65,14 +65,6 @@ _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
 
-class PlainClient(client.ApiClient):
-    """Bodies are plain data already: converting them first, which the generated client does with its models, would
-    cost as much as the request."""
-
-    def sanitize_for_serialization(self, obj: Any) -> Any:
-        return obj
-
-
 class Cluster:
     """Reads and writes of the API server. Made by `connection.py`. `namespace`: where people look who name none."""
 
@@ -118,6 +110,24 @@ class Cluster:
         return await self._call(
             "update", body["kind"], "replace", body=body, name=where["name"], namespace=where["namespace"]
         )
+
+    async def set_finalizers(self, body: Body, finalizers: list[str]) -> Body | None:
+        """Give an object, as it was read, these finalizers instead of its own; None if it is gone. ClusterError if
+        someone else changed it since."""
+        where = body["metadata"]
+        metadata = {"uid": where["uid"], "resourceVersion": where["resourceVersion"], "finalizers": finalizers}
+        try:
+            return await self._call(
+                "patch",
+                body["kind"],
+                "patch",
+                body={"metadata": metadata},
+                name=where["name"],
+                namespace=where["namespace"],
+                content_type="application/merge-patch+json",
+            )
+        except Gone:
+            return None
 
     async def apply_status(
         self, namespace: str, name: str, uid: str, status: Body, kind: str = names.KIND

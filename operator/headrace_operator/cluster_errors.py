@@ -42,7 +42,7 @@ def error_of(status: int | None, body: str | None, reason: str | None, verb: str
     message = f"{verb} {what}: {told.get('message') or f'{status} {reason}'}"
     if status == 410:
         return WatchExpired(message)
-    if status == 404 and verb in ("get", "delete", "apply_status", "list"):
+    if status == 404 and verb in ("get", "delete", "patch", "apply_status", "list"):
         return Gone(message)
     if status == 409 and verb == "create":
         return Exists(message)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import yaml
 from kubernetes.aio import client, config
 
-from headrace_operator.cluster import Cluster, PlainClient
+from headrace_operator.cluster import Cluster
 from headrace_operator.cluster_errors import ClusterError
 
 _DEFAULT_KUBECONFIG = "~/.kube/config"
 _HINT = "set KUBECONFIG to a kubeconfig file"
+
+
+class PlainClient(client.ApiClient):
+    """Bodies are plain data already: converting them first, which the generated client does with its models, would
+    cost as much as the request."""
+
+    def sanitize_for_serialization(self, obj: Any) -> Any:
+        return obj
 
 
 @asynccontextmanager

@@ -47,6 +47,26 @@ def is_ignored(pod: Body) -> bool:
     return names.LABEL_KUEUE_GROUP in labels and names.LABEL_KUEUE_MANAGED not in labels
 
 
+def is_held(pod: Body) -> bool:
+    """Whether a pod would be gone but for Kueue's finalizer, and has not ended.
+
+    Kueue takes it off once all pods of the group have ended, or when another pod comes in the place of this one. One
+    that is removed by force never ends; one that never had a node does when Kubernetes' garbage collection finds it,
+    within half a minute. And the pod in its place is to have its name.
+    """
+    metadata = pod["metadata"]
+    if "deletionTimestamp" not in metadata or pod["kind"] != "Pod":
+        return False
+    has_ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+    is_over = metadata.get("deletionGracePeriodSeconds") == 0
+    return is_over and not has_ended and names.FINALIZER_KUEUE in (metadata.get("finalizers") or ())
+
+
+def others_finalizers(pod: Body) -> list[str]:
+    """A pod's finalizers without Kueue's."""
+    return [name for name in pod["metadata"].get("finalizers") or () if name != names.FINALIZER_KUEUE]
+
+
 def gang_of(pods: Iterable[Body]) -> Gang | None:
     """The gang that these pods, all of one group, are in."""
     for pod in pods:

@@ -41,6 +41,7 @@ LABEL_KUEUE_QUEUE = f"{KUEUE_GROUP}/queue-name"
 LABEL_KUEUE_GROUP = f"{KUEUE_GROUP}/pod-group-name"
 ANNOTATION_KUEUE_COUNT = f"{KUEUE_GROUP}/pod-group-total-count"
 LABEL_KUEUE_MANAGED = f"{KUEUE_GROUP}/managed"  # Kueue's own mark on the pods that it looks at
+FINALIZER_KUEUE = f"{KUEUE_GROUP}/managed"  # keeps pods until Kueue has seen how they ended
 ANNOTATION_KUEUE_RETRIABLE = f"{KUEUE_GROUP}/retriable-in-group"
 
 CLI_MANAGER = "headrace"  # of what the `headrace` command writes for a user

@@ -30,6 +30,7 @@ from headrace_operator.expectations import Expectations
 from headrace_operator.figures import figures_of
 from headrace_operator.following import Following
 from headrace_operator.inventory import Inventory
+from headrace_operator.leftovers import Leftovers
 from headrace_operator.node_lookup import NodeLookup
 from headrace_operator.node_loss import suspect_nodes, with_lost_pods
 from headrace_operator.observe import Observed, ParsedPods, observe
@@ -43,7 +44,6 @@ from headrace_operator.scaling import scaled
 from headrace_operator.signal_board import SignalBoard
 from headrace_operator.status import invalid_status, status_of
 from headrace_operator.store import Store
-from headrace_operator.stragglers import overdue, stragglers, suspects
 from headrace_operator.vanished import vanished
 from headrace_operator.workqueue import Key
 
@@ -85,6 +85,7 @@ class Reconciler:
         self._ending: dict[Key, str] = {}  # uids of deployments whose namespace is being deleted
         self._parsed: dict[Key, ParsedPods] = {}
         self._pace = Pace()
+        self._leftovers = Leftovers(cluster, self._nodes, self._pace)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns seconds after which to look again. Raises ClusterError to be tried again with backoff."""
@@ -109,7 +110,7 @@ class Reconciler:
         raw = self._store.deployment(key)
         objects = [*self._store.children(key), *(self._following.children(key) if self._following else ())]
         is_wanted = raw is not None and not raw["metadata"].get("deletionTimestamp")
-        late = await self._end_stragglers(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects, now)
+        late = await self._leftovers.end(key, raw["metadata"]["uid"] if raw and is_wanted else "", objects, now)
         if raw is None or not is_wanted:
             self._forget(key)  # garbage collection does the rest
             if not objects:
@@ -182,17 +183,6 @@ class Reconciler:
         # A thousand pods come back one by one: to look at all of them each time would slow down those that follow.
         with self._pace.thinking(key, now):
             return expected.are_met({(body["kind"], body["metadata"]["name"]): body for body in objects}, now)
-
-    async def _end_stragglers(self, key: Key, uid: str, objects: Sequence[Body], now: float) -> float | None:
-        """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""
-        with self._pace.thinking(key, now):
-            found = stragglers(key.name, uid, objects)
-        silent = await self._nodes.silent(suspects(found))
-        gone, wait = overdue(found, silent, now)
-        for deletion in gone:
-            logger.warning("%s/%s: pod %s outlived its deployment and is removed", *key, deletion.pod_name)
-            await self._cluster.delete("Pod", key.namespace, deletion.pod_name, deletion.uid, deletion.grace_seconds)
-        return wait
 
     def _forget(self, key: Key) -> None:
         """The deployment is gone, or is going."""

@@ -166,5 +166,7 @@ class Operator:
         name = pod.removeprefix("pod/")
         path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{name}:{names.PORT_OPERATOR}/proxy/metrics"
         text = self._namespace.run("get", "--raw", path)
-        writes = re.findall(r'api_calls_total\{kind="\w+",verb="(?:apply|apply_status|delete|create)"\} (\S+)', text)
+        writes = re.findall(
+            r'api_calls_total\{kind="\w+",verb="(?:apply|apply_status|delete|create|patch)"\} (\S+)', text
+        )
         return sum(map(float, writes))

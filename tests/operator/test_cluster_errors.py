@@ -12,11 +12,13 @@ from headrace_operator.cluster_errors import ClusterError, Exists, Gone, Namespa
     [
         (404, "get", Gone),
         (404, "delete", Gone),
+        (404, "patch", Gone),
         (404, "apply", Refused),  # the namespace or the resource's definition is missing
         (409, "delete", Gone),  # another object has taken the name
         (409, "apply", ClusterError),
         (409, "create", Exists),
         (409, "update", ClusterError),
+        (409, "patch", ClusterError),  # someone else has changed it
         (410, "watch", WatchExpired),
         (403, "apply", Refused),
         (422, "apply", Refused),

@@ -9,6 +9,7 @@ from tests.operator.worlds import FakeCluster, stored
 
 from headrace_operator import names
 from headrace_operator.decide import Decision
+from headrace_operator.gangs import is_held, others_finalizers
 from headrace_operator.groups import GroupKey
 from headrace_operator.optional import GANG_KINDS, OPTIONAL_APIS
 from headrace_operator.pod_facts import pod_trouble
@@ -219,6 +220,45 @@ def test_pods_that_kueue_does_not_look_at_are_told_of() -> None:
     for pod in world.pods().values():
         pod["metadata"]["labels"]["kueue.x-k8s.io/managed"] = "true"
     assert not world.decide(deployment).notes
+
+
+@pytest.mark.parametrize(
+    ("metadata", "phase", "is_held_"),
+    [
+        ({}, "Pending", True),
+        ({}, "Running", True),
+        ({"deletionGracePeriodSeconds": 30}, "Running", False),
+        ({}, "Failed", False),
+        ({}, "Succeeded", False),
+        ({"deletionTimestamp": None}, "Pending", False),
+        ({"finalizers": ["example.org/mine"]}, "Pending", False),
+        ({"finalizers": None}, "Pending", False),
+    ],
+    ids=[
+        "it never had a node",
+        "it was removed by force",
+        "its kubelet ends it",
+        "Kueue has seen it fail",
+        "Kueue has seen it succeed",
+        "nobody deletes it",
+        "somebody else holds it",
+        "nobody holds it",
+    ],
+)
+def test_which_pods_would_be_gone_but_for_kueue(metadata: dict[str, Any], phase: str, is_held_: bool) -> None:
+    whole = {
+        "name": "demo-decode-0",
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+        "finalizers": ["example.org/mine", "kueue.x-k8s.io/managed"],
+    }
+    kept = {field: value for field, value in (whole | metadata).items() if value is not None}
+    assert is_held({"kind": "Pod", "metadata": kept, "status": {"phase": phase}}) == is_held_
+
+
+def test_a_pod_that_kueue_lets_go_keeps_the_finalizers_of_others() -> None:
+    pod = {"kind": "Pod", "metadata": {"finalizers": ["example.org/mine", "kueue.x-k8s.io/managed"]}}
+    assert others_finalizers(pod) == ["example.org/mine"]
 
 
 def test_a_gated_pod_says_which_gates_hold_it() -> None:

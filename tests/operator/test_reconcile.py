@@ -12,6 +12,7 @@ from tests.operator.worlds import DEFAULTS, UID, FakeCluster
 from headrace_operator import names
 from headrace_operator.cluster import ClusterError, Exists, NamespaceGoing, Refused
 from headrace_operator.inventory import Inventory
+from headrace_operator.leftovers import RETRY_SECONDS
 from headrace_operator.pace import MAX_REST_SECONDS
 from headrace_operator.reconcile import LAG_SECONDS, Reconciler
 from headrace_operator.repairs import MAX_REPAIRS, WINDOW_SECONDS
@@ -107,6 +108,12 @@ class FakeServer:
         self.raw = {**self.raw, "status": status}
         self.raw["metadata"] = {**self.raw["metadata"], "resourceVersion": str(self.world.version + 1)}
         return self.raw
+
+    async def set_finalizers(self, body: dict[str, Any], finalizers: list[str]) -> dict[str, Any] | None:
+        self.calls.append(f"finalizers {finalizers}")
+        if self.refuse == "finalizers":
+            raise ClusterError("patch Pod: Kueue's webhook does not answer")
+        return self.world.objects.pop(("Pod", body["metadata"]["name"]), None)
 
     async def create_event(self, event: dict[str, Any]) -> None:
         self.calls.append(f"event {event['reason']}")
@@ -421,3 +428,43 @@ async def test_after_a_pass_a_deployment_rests_and_once_it_is_gone_its_successor
     server.world.objects.clear()
     await subject.reconcile(KEY)
     assert subject.rest_seconds(KEY) is None
+
+
+def deleted_while_gated(server: FakeServer) -> str:
+    """A decode pod that only Kueue's finalizer keeps; its name."""
+    name, body = next((name, body) for name, body in server.world.pods().items() if "-decode-" in name)
+    body["status"] = {"phase": "Pending"}
+    body["metadata"] |= {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+        "finalizers": [names.FINALIZER_KUEUE],
+    }
+    return name
+
+
+@pytest.mark.parametrize("life", ["there to stay", "going", "gone"])
+async def test_a_pod_that_only_kueue_holds_is_let_go_whatever_becomes_of_its_deployment(life: str) -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    name = deleted_while_gated(server)
+    assert server.raw is not None
+    if life == "going":
+        server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    elif life == "gone":
+        server.raw = None
+    await subject.reconcile(KEY)
+    assert server.calls.count("finalizers []") == 1
+    assert ("Pod", name) not in server.world.objects
+
+
+async def test_a_pod_that_cannot_be_let_go_keeps_nothing_else_from_being_done() -> None:
+    server = FakeServer()
+    subject = reconciler(server)
+    await settle(server, subject)
+    deleted_while_gated(server)
+    server.refuse = "finalizers"
+    wait = await subject.reconcile(KEY)
+    assert wait is not None
+    assert wait <= RETRY_SECONDS
+    assert "status" in server.calls
