@@ -136,6 +136,9 @@ def pod_trouble(body: Body) -> Trouble | None:
         gates = [gate.get("name") for gate in (body.get("spec") or {}).get("schedulingGates") or ()]
         if gates and scheduled.get("reason") == "SchedulingGated":
             text = f"pod {name} waits until its scheduling gates are removed by whoever set them: {', '.join(gates)}"
+            gang = (body["metadata"].get("labels") or {}).get(names.LABEL_KUEUE_GROUP)
+            if gang:
+                text += f" (why: kubectl describe workloads.{names.KUEUE_GROUP} {gang})"
             return Trouble(names.REASON_SCHEDULING_GATED, text)
         return Trouble(names.REASON_UNSCHEDULABLE, _shortened(f"pod {name}: {scheduled.get('message', 'no node')}"))
     unmade = _unmade_claims(body)

@@ -270,7 +270,18 @@ def test_a_gated_pod_says_which_gates_hold_it() -> None:
     trouble = pod_trouble(pod)
     assert trouble is not None
     assert trouble.reason == names.REASON_SCHEDULING_GATED
-    assert "kueue.x-k8s.io/admission" in trouble.message
+    assert trouble.message.endswith("whoever set them: kueue.x-k8s.io/admission")
+
+
+def test_a_pod_in_a_queue_says_where_kueue_tells_what_it_waits_for() -> None:
+    world = FakeCluster()
+    world.run(stored(ganged("Kueue")))
+    pod = one_pod(world)
+    pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    pod["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
+    trouble = pod_trouble(pod)
+    assert trouble is not None
+    assert f"kubectl describe workloads.kueue.x-k8s.io {mark(pod)}" in trouble.message
 
 
 def test_the_longest_names_fit() -> None:
