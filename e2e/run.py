@@ -3,8 +3,8 @@
 First the scenarios that keep to a namespace of their own, three files at a time: most of what they do is wait. Then,
 one at a time, those marked `alone`, which stop the operator, drain a node or count what the whole cluster does; then
 `tests/cluster`, about the one-machine cluster itself, only on that cluster.
-With --long it runs those that wait for an outage, a power cut or a time limit to pass, without it all others; those
-run one at a time. Anything else on the command line is pytest's.
+With --long it runs those that wait for an outage, a power cut or a time limit to pass, or that build Kueue, without it
+all others; those run one at a time. Anything else on the command line is pytest's.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ e2e: setup ## Scenarios on a real Kubernetes (KUBECONFIG, or the one of `make cl
 	$(PYTHON) e2e/run.py $(E2E_ARGS)
 
 .PHONY: long
-long: setup ## Scenarios on a real Kubernetes that wait for minutes: outages, power cuts, time limits
+long: setup ## Scenarios on a real Kubernetes that wait for minutes: outages, power cuts, time limits, Kueue's build
 	$(PYTHON) e2e/run.py --long $(E2E_ARGS)
 
 .PHONY: test

@@ -1,8 +1,8 @@
 """ComputeDomains, device claims and gangs on a real API server and scheduler, with pretended nodes.
 
-NVIDIA's driver, Volcano and Kueue are not there: the tests install definitions with the fields of the published ones.
-What the driver would do, which is to make the claim template that a domain names, is done by hand. The scheduler's own
-gangs are the real thing.
+NVIDIA's driver and Volcano are not there, and Kueue is only in `test_cluster_kueue.py`: the tests install definitions
+with the fields of the published ones. What the driver would do, which is to make the claim template that a domain
+names, is done by hand. The scheduler's own gangs are the real thing.
 """
 
 from __future__ import annotations
