@@ -27,7 +27,7 @@ from headrace_operator.groups import GroupKey, GroupState, RoleState, Strategy
 from headrace_operator.leeway import leeway
 from headrace_operator.pairing import Pairing, Side
 from headrace_operator.plans import Group, RolePlan, Slot
-from headrace_operator.slots import available_at, lay_out
+from headrace_operator.slots import available_at, lack_of_place, lay_out
 from headrace_operator.upkeep import Admit, Outcome, Upkeep
 
 
@@ -273,9 +273,7 @@ class _RolePass:
     def _lacks_room(self, successor: Group, room: Budget) -> bool:
         """Whether a successor that was begun cannot go on; one that failed is made again here."""
         if successor.pods:
-            # A gate that stays shut (Kueue's, say, for lack of quota) is as good as no room.
-            placeless = (names.REASON_UNSCHEDULABLE, names.REASON_SCHEDULING_GATED)
-            return any(pod.trouble is not None and pod.trouble.reason in placeless for pod in successor.pods)
+            return bool(lack_of_place(successor))
         if self._num_groups >= self._max_groups or room.is_owed:
             return False
         outcome = self._upkeep.make(successor.key)
@@ -297,4 +295,5 @@ class _RolePass:
                 f"the old one, which maxUnavailable {strategy.max_unavailable} keeps: add room, or set "
                 "whenFull: Recreate"
             )
-            self._upkeep.block(names.REASON_NO_CAPACITY, text)
+            lack = lack_of_place(successor)
+            self._upkeep.block(names.REASON_NO_CAPACITY, f"{text} ({lack})" if lack else text)

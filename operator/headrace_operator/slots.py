@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headrace_operator import names
 from headrace_operator.groups import GroupKey, GroupState, RoleState, Strategy, group_state
 from headrace_operator.plans import Group, Slot
 
@@ -65,6 +66,14 @@ def available_at(group: Group, strategy: Strategy) -> float | None:
     if group.state is not GroupState.READY or not times:
         return None
     return max(times) + strategy.min_ready_seconds
+
+
+def lack_of_place(group: Group) -> str:
+    """What keeps a pod of the group from a node: the scheduler, or a gate that stays shut, as Kueue's does for lack of
+    quota. Empty: nothing does."""
+    placeless = (names.REASON_UNSCHEDULABLE, names.REASON_SCHEDULING_GATED)
+    troubles = [pod.trouble for pod in group.pods if pod.trouble is not None and pod.trouble.reason in placeless]
+    return troubles[0].message if troubles else ""
 
 
 def _group(key: GroupKey, state: RoleState, strategy: Strategy, now: float) -> Group:

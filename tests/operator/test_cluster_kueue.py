@@ -139,6 +139,11 @@ def is_left(namespace: kube.Namespace, name: str) -> bool:
     return bool(namespace.list("pods", name))
 
 
+def is_ready(namespace: kube.Namespace, name: str) -> bool:
+    pod = namespace.get("pod", name) or {}
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+
+
 def why_waiting(namespace: kube.Namespace, name: str) -> str:
     condition = namespace.condition(name, names.PROGRESSING)
     return str(condition.get("message")) if condition.get("reason") == names.REASON_SCHEDULING_GATED else ""
@@ -233,3 +238,35 @@ def test_a_group_that_waits_for_quota_can_be_changed_and_deleted(namespace: kube
     namespace.run("delete", "dd", "second", "--timeout=60s")
     eventually(lambda: not is_left(namespace, "second"), 60)
     assert workloads(namespace) == gangs(namespace, "first")
+
+
+def test_a_surge_group_waits_for_quota_beside_the_old_one_which_makes_way_if_it_may(namespace: kube.Namespace) -> None:
+    def strategy(when_full: str) -> dict[str, Any]:
+        return {"maxSurge": 1, "maxUnavailable": 0, "whenFull": when_full}
+
+    def changed(when_full: str) -> dict[str, Any]:
+        body = on_nodes("flash", labels={"round": "2"})
+        body["spec"]["rolloutStrategy"] = strategy(when_full)
+        return body
+
+    first = on_nodes("flash")
+    first["spec"]["rolloutStrategy"] = strategy("Wait")
+    namespace.apply(first)
+    namespace.wait_ready("flash", 90)
+    before = namespace.pod_uids("flash")
+
+    namespace.apply(changed("Wait"))
+    waiting = eventually(
+        lambda: (c := namespace.condition("flash", names.PROGRESSING)).get("reason") == names.REASON_NO_CAPACITY and c,
+        60,
+    )
+    assert "set whenFull: Recreate" in waiting["message"]
+    assert f"kubectl describe {WORKLOADS}" in waiting["message"]
+    assert len(gated(namespace, "flash")) == 2
+    assert before.items() <= namespace.pod_uids("flash").items()
+    assert all(is_ready(namespace, name) for name in before)
+
+    namespace.apply(changed("Recreate"))
+    eventually(lambda: not set(before) & set(namespace.pod_uids("flash")), 60)
+    namespace.wait_ready("flash", 90)
+    assert workloads(namespace) == gangs(namespace, "flash")

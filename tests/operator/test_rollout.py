@@ -253,7 +253,7 @@ def test_a_full_cluster_is_waited_for_unless_it_is_to_be_recreated(reason: str |
     groups = {("old", 0): (RUNNING,), **({("new", 0): (made,)} if made else {})}
     waiting = plan_deployment([state(groups)], SURGE, NOW, lambda key: "no room")["decode"]
     assert waiting.is_idle
-    assert "set whenFull: Recreate" in waiting.blocked[-1].message
+    assert waiting.blocked[-1].message.endswith("set whenFull: Recreate" + (" (no node)" if reason else ""))
     recreating = replace(SURGE, when_full="Recreate")
     plan = plan_deployment([state(groups)], recreating, NOW, lambda key: "no room")["decode"]
     assert deleted(plan) == [("uid-0", None)]
