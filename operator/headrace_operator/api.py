@@ -201,10 +201,8 @@ class Spec(RuledModel):
 
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# What another deployment may call a Service of its engines: names.role_service_name, names.revision_name.
-_ENGINE_NAME = (
-    f"-({names.PREFILL}|{names.DECODE}|{names.UNIFIED})-({names.LEADERS}|[0-9a-f]{{{names.REVISION_LENGTH}}})$"
-)
+# What another deployment may call a Service of its engines: names.role_service_name.
+_ENGINE_NAME = f"-({names.PREFILL}|{names.DECODE}|{names.UNIFIED})-{names.LEADERS}$"
 
 
 class Metadata(RuledModel):
@@ -241,8 +239,8 @@ class DisaggDeployment(RuledModel):
         ),
         Rule(
             cel=f"!self.metadata.name.matches('{_ENGINE_NAME}')",
-            message="metadata.name may not end like a Service of engines (-decode-leaders, -decode- and a revision): "
-            "two deployments could ask for one Service",
+            message="metadata.name may not end like a Service of engines (-decode-leaders): two deployments could ask "
+            "for one Service",
             holds=lambda d: not re.search(_ENGINE_NAME, d.metadata.name),
         ),
     )

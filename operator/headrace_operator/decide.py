@@ -31,7 +31,7 @@ from headrace_operator.render.objects import Owner
 from headrace_operator.render.pods import PodIdentity
 from headrace_operator.render.router import router_objects
 from headrace_operator.render.scaler import role_scaler
-from headrace_operator.render.services import controller_revision, group_service, role_service
+from headrace_operator.render.services import controller_revision, role_service
 from headrace_operator.revision import RoleTemplate
 from headrace_operator.scaling import scaled, seed
 
@@ -187,8 +187,6 @@ def _wanted_objects(
                 is_wanted = revision == revisions.get(role)
                 number = number_of(stored, others, is_wanted, deployment.metadata.generation)
                 bodies.append(controller_revision(owner, role, revision, template, number))
-                if template.parallelism.num_pods > 1:
-                    bodies.append(group_service(owner, role, revision))
         wanted = deployment.spec.role(role)
         if wanted:
             bodies.append(role_service(owner, role))

@@ -165,7 +165,7 @@ _OF_A_POD = re.compile(rf"{_OF_A_REVISION.pattern}-([0-9]{{1,3}})-([0-9]{{1,3}})
 
 
 def revision_name(deployment: str, role: str, revision: str) -> str:
-    """The ControllerRevision of a role's revision, and the headless Service its groups meet in."""
+    """The ControllerRevision of a role's revision."""
     return f"{deployment}-{role}-{revision}"
 
 
@@ -204,11 +204,11 @@ def role_of_scaler(scaler: str) -> str:
 
 def leader_host(deployment: str, role: str, revision: str, group: int) -> str:
     """DNS name of a group's pod 0, resolvable within the namespace before the pod is ready."""
-    return f"{pod_name(deployment, role, revision, group, 0)}.{revision_name(deployment, role, revision)}"
+    return f"{pod_name(deployment, role, revision, group, 0)}.{role_service_name(deployment, role)}"
 
 
 def role_service_name(deployment: str, role: str) -> str:
-    """The headless Service of a role's ready leaders, whose EndpointSlices the router follows."""
+    """The headless Service of a role's leaders: their ranks meet there, and the router follows its EndpointSlices."""
     return f"{deployment}-{role}-{LEADERS}"
 
 

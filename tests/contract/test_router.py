@@ -45,7 +45,8 @@ def slice_of(service: dict[str, Any], pod: dict[str, Any]) -> dict[str, Any]:
     """The EndpointSlice that Kubernetes makes of a headless Service and one ready pod."""
     ports = [{"name": port["name"], "port": port["targetPort"]} for port in service["spec"]["ports"]]
     name = pod["metadata"]["name"]
-    endpoint = {"addresses": ["10.0.0.7"], "conditions": {"ready": True}, "targetRef": {"kind": "Pod", "name": name}}
+    conditions = {"ready": True, "serving": True, "terminating": False}
+    endpoint = {"addresses": ["10.0.0.7"], "conditions": conditions, "targetRef": {"kind": "Pod", "name": name}}
     labels = {**service["metadata"]["labels"], "kubernetes.io/service-name": service["metadata"]["name"]}
     metadata = {"name": f"{service['metadata']['name']}-x", "labels": labels}
     return {"addressType": "IPv4", "metadata": metadata, "ports": ports, "endpoints": [endpoint]}

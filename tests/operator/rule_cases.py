@@ -181,7 +181,7 @@ CASES = [
     Case("a name one too long", {"metadata.name": LONGEST_NAME + "a"}, "38 characters"),
     Case("a name that no Service can have", {"metadata.name": "1st"}, "start with a letter"),
     Case("a name like a role's Service", {"metadata.name": "chat-decode-leaders"}, SERVICE_NAME),
-    Case("a name like a revision's Service", {"metadata.name": "chat-prefill-0123abcd"}, SERVICE_NAME),
+    Case("a name like a revision's", {"metadata.name": "chat-prefill-0123abcd"}),
     Case("a name that ends with a role", {"metadata.name": "chat-decode"}),
     Case("a name that ends with a role and a number", {"metadata.name": "chat-decode-2"}),
     Case("a role's name alone", {"metadata.name": "decode"}),

@@ -151,13 +151,11 @@ def _of_groups(pods: Sequence[Body], wish: Wish) -> Iterator[str]:
 
 
 def _of_objects(children: Sequence[Body], wish: Wish) -> Iterator[str]:
-    """Services of groups that are gone, budgets of roles that need none, and more history than is kept."""
+    """Services that are too many, budgets of roles that need none, and more history than is kept."""
     counts = Counter((body["kind"], body["metadata"]["labels"].get(names.LABEL_ROLE, "")) for body in children)
-    for role, (num_groups, num_pods) in wish.sizes.items():
-        # Of its leaders, and of its revision where groups of several pods meet.
-        num_services = 2 if num_pods > 1 else 1
-        if counts["Service", role] != num_services:
-            yield f"{role} has {counts['Service', role]} Services, not {num_services}"
+    for role, (num_groups, _) in wish.sizes.items():
+        if counts["Service", role] != 1:
+            yield f"{role} has {counts['Service', role]} Services, not 1"
         if counts["PodDisruptionBudget", role] != (num_groups > 1):
             yield f"{role} has {counts['PodDisruptionBudget', role]} budgets with {num_groups} groups"
         if not 1 <= counts["ControllerRevision", role] <= 10:

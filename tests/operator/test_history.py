@@ -79,7 +79,7 @@ def test_old_revisions_are_pruned_and_those_that_groups_have_are_not() -> None:
     assert found[-1].number == len(specs)
     assert len(revisions(cluster)) == 2 * HISTORY_LIMIT
     services = [name for kind, name in cluster.objects if kind == "Service"]
-    assert len(services) == 4  # the router's, for each role its leaders', and one where groups of two pods meet
+    assert len(services) == 3  # the router's, and for each role its leaders'
 
 
 def test_there_may_be_nothing_to_go_back_to() -> None:

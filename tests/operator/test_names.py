@@ -45,12 +45,11 @@ def test_no_deployment_is_named_like_another_ones_service(parts: list[str]) -> N
         return
     for other in ("-".join(parts[:length]) for length in range(1, len(parts))):
         engines = {names.role_service_name(other, role) for role in names.ROLES}
-        engines |= {names.revision_name(other, role, REVISION) for role in names.ROLES}
         assert names.router_service_name(name) not in engines
 
 
-def test_the_leader_is_pod_zero_under_the_service_of_its_revision() -> None:
-    assert names.leader_host("demo", "decode", "abc", 3) == "demo-decode-abc-3-0.demo-decode-abc"
+def test_the_leader_is_pod_zero_under_the_service_of_its_role() -> None:
+    assert names.leader_host("demo", "decode", "abc", 3) == "demo-decode-abc-3-0.demo-decode-leaders"
 
 
 @pytest.mark.parametrize("deployment", ["demo", "chat-decode", "a-prefill-0123abcd-1-2", LONGEST])

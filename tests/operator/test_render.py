@@ -94,11 +94,9 @@ def test_where_the_model_comes_from(source: Any, arguments: list[str], volume: d
 def test_ranks_find_their_leader_by_name() -> None:
     pod = decode_pod({"spec.roles.1.parallelism": {"data": 4, "dataLocal": 2, "expert": True}}, index=1)
     args = " ".join(container(pod)["args"])
-    assert (
-        "--data 4 --data-local 2 --pod-index 1 --expert-parallel --leader-host demo-decode-abc-0-0.demo-decode-abc"
-        in args
-    )
-    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("demo-decode-abc-0-1", "demo-decode-abc")
+    leader = "demo-decode-abc-0-0.demo-decode-leaders"
+    assert f"--data 4 --data-local 2 --pod-index 1 --expert-parallel --leader-host {leader}" in args
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("demo-decode-abc-0-1", "demo-decode-leaders")
 
 
 def test_a_group_of_one_pod_needs_no_name_service() -> None:

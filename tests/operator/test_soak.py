@@ -86,7 +86,7 @@ def unobserved(body: dict[str, Any], objects: Objects) -> None:
         (close_gate, "has its gate False"),
         (lose_pod, "decode has groups of [1] pods, not 1 of 2"),
         (orphan, "is owned by of-before"),
-        (keep_old_service, "has 3 Services"),
+        (keep_old_service, "has 2 Services"),
         (count_failure, "1 failures are counted, 0 pods were made to fail"),
         (old_image, "has the image none:0"),
         (unsettled, f"{names.PROGRESSING} says {names.REASON_CREATING}"),

@@ -25,7 +25,9 @@ def endpoint_slice(
 
 
 def ready_pod(address: str, name: str, ready: bool = True) -> dict[str, Any]:
-    return {"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"name": name}}
+    """An entry of a Service that publishes what is not ready: all of them are called `ready`."""
+    conditions = {"ready": True, "serving": ready, "terminating": False}
+    return {"addresses": [address], "conditions": conditions, "targetRef": {"name": name}}
 
 
 class FakeApiServer:

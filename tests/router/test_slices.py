@@ -22,11 +22,15 @@ def entry(address: str, pod: str | None = None, **conditions) -> dict:
 P = Role.PREFILL
 CASES = {
     "a ready leader": (
-        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True, serving=True)])],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "one that is not ready is known but not used": (
-        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=False)])],
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True, serving=False)])],
+        [Endpoint(P, "http://10.0.0.1:8000", "p0", ready=False)],
+    ),
+    "one that is on its way out is not used, ready as it may be": (
+        [endpoint_slice("s", "dd-prefill-leaders", [entry("10.0.0.1", "p0", serving=True, terminating=True)])],
         [Endpoint(P, "http://10.0.0.1:8000", "p0", ready=False)],
     ),
     "unknown readiness reads as ready, as the API says": (
@@ -34,7 +38,7 @@ CASES = {
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),
     "another deployment's slice is not ours": (
-        [endpoint_slice("s", "other-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)])],
+        [endpoint_slice("s", "other-prefill-leaders", [entry("10.0.0.1", "p0", ready=True, serving=True)])],
         [],
     ),
     "the port called http is taken": (
@@ -66,8 +70,8 @@ CASES = {
     ),
     "a pod that moves between slices is one group, ready if either says so": (
         [
-            endpoint_slice("a", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=False)]),
-            endpoint_slice("b", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True)]),
+            endpoint_slice("a", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True, serving=False)]),
+            endpoint_slice("b", "dd-prefill-leaders", [entry("10.0.0.1", "p0", ready=True, serving=True)]),
         ],
         [Endpoint(P, "http://10.0.0.1:8000", "p0")],
     ),

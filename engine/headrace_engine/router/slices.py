@@ -14,7 +14,7 @@ DEFAULT_PORT = 8000
 
 
 def service_roles(deployment: str) -> dict[str, Role]:
-    """Name of the Service that lists a role's ready leaders -> the role."""
+    """Name of the Service that lists a role's leaders -> the role."""
     return {f"{deployment}-{role}-leaders": role for role in Role}
 
 
@@ -46,9 +46,13 @@ def _endpoint(role: Role, family: str, port: int, entry: Mapping[str, Any]) -> E
         return None
     host = f"[{addresses[0]}]" if family == "IPv6" else addresses[0]
     name = (entry.get("targetRef") or {}).get("name") or host
-    ready = (entry.get("conditions") or {}).get("ready")
-    # The API says that an unknown (absent) readiness is to be read as ready.
-    return Endpoint(role, f"http://{host}:{port}", name, ready=ready is not False)
+    return Endpoint(role, f"http://{host}:{port}", name, ready=_is_ready(entry.get("conditions") or {}))
+
+
+def _is_ready(conditions: Mapping[str, Any]) -> bool:
+    """Whether a pod is Ready and is to stay. `ready` does not tell: the Service publishes pods that are not, so that
+    ranks can meet, and calls every one of them ready. What is not said is to be read as well, says the API."""
+    return conditions.get("serving") is not False and not conditions.get("terminating")
 
 
 def _port(ports: list[Mapping[str, Any]]) -> int:

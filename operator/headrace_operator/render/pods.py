@@ -39,7 +39,7 @@ def render_pod(owner: Owner, key: GroupKey, pod: int, template: RoleTemplate, si
     spec |= {
         "restartPolicy": "Never",
         "hostname": body["metadata"]["name"],
-        "subdomain": names.revision_name(owner.name, key.role, key.revision),
+        "subdomain": names.role_service_name(owner.name, key.role),
     }
     if pod == 0:
         # Beside gates of the template: whoever owns those has a say as well.

@@ -9,46 +9,21 @@ from headrace_operator.render.objects import Owner, metadata, stamped
 from headrace_operator.revision import RoleTemplate
 
 
-def group_service(owner: Owner, role: str, revision: str) -> dict[str, Any]:
-    """Gives the leaders of one revision DNS names before they are ready: ranks meet there in order to become ready.
-
-    Not the other pods, for which nobody asks: of every pod more the cluster writes all addresses once more."""
-    labels = names.revision_labels(owner.name, role, revision)
-    selector = {**names.leader_labels(owner.name, role), names.LABEL_REVISION: revision}
-    return _headless(
-        owner,
-        names.revision_name(owner.name, role, revision),
-        labels,
-        selector,
-        ports={"rendezvous": names.PORT_RENDEZVOUS, "control": names.PORT_CONTROL},
-        publishNotReadyAddresses=True,
-    )
-
-
 def role_service(owner: Owner, role: str) -> dict[str, Any]:
-    """The ready leaders of a role, of every revision: what routers follow."""
-    labels = names.role_labels(owner.name, role)
-    selector = names.leader_labels(owner.name, role)
-    return _headless(
-        owner, names.role_service_name(owner.name, role), labels, selector, ports={"http": names.PORT_HTTP}
-    )
+    """The leaders of a role's groups, of every revision: ranks meet there, and routers follow it.
 
-
-def _headless(
-    owner: Owner,
-    name: str,
-    labels: dict[str, str],
-    selector: dict[str, str],
-    ports: dict[str, int],
-    **extra: Any,
-) -> dict[str, Any]:
+    It publishes leaders that are not ready, since ranks meet in order to become ready; which of them are, their
+    EndpointSlices say as well (`serving`). Not the other pods, for which nobody asks: of every pod more the cluster
+    writes all addresses once more."""
+    ports = {"http": names.PORT_HTTP, "rendezvous": names.PORT_RENDEZVOUS, "control": names.PORT_CONTROL}
     spec = {
         "clusterIP": "None",
-        "selector": selector,
+        "publishNotReadyAddresses": True,
+        "selector": names.leader_labels(owner.name, role),
         "ports": [{"name": port, "port": number, "targetPort": number} for port, number in ports.items()],
-        **extra,
     }
-    return stamped({"apiVersion": "v1", "kind": "Service", "metadata": metadata(owner, name, labels), "spec": spec})
+    meta = metadata(owner, names.role_service_name(owner.name, role), names.role_labels(owner.name, role))
+    return stamped({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
 
 
 def controller_revision(owner: Owner, role: str, revision: str, template: RoleTemplate, number: int) -> dict[str, Any]:
