@@ -1,4 +1,4 @@
-"""The only file that talks to the API server (kopf excepted, which watches our own kinds).
+"""The only file that talks to the API server (kopf excepted, which watches the resources themselves).
 
 Writes are server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
 dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
@@ -60,7 +60,6 @@ RESOURCES: dict[str, tuple[str, str, str]] = {
 # Children of kinds that a cluster may lack: `following.py` watches them where they are served.
 OPTIONAL_KINDS = (names.COMPUTE_DOMAIN_KIND, names.WORKLOAD_KIND, names.VOLCANO_KIND)
 CHILD_KINDS = tuple(kind for kind in RESOURCES if kind not in (names.KIND, *OPTIONAL_KINDS))
-INDEXED_KINDS = tuple(kind for kind in CHILD_KINDS if kind != "Pod")  # which kopf watches
 _LEASES = ("coordination.k8s.io", "v1", "leases")
 CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 

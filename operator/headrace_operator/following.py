@@ -1,8 +1,7 @@
 """Follows our objects of kinds that a cluster may lack, and knows which of these kinds it serves.
 
-kopf looks for kinds once, when it starts; a CRD that is installed later would never be watched. Here every kind is
-listed and watched where it is served, and asked for again and again where it is not: more often while a deployment
-waits for it.
+A CRD may be installed later, or never. Every kind is listed and watched where it is served, and asked for again and
+again where it is not: more often while a deployment waits for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kopf, used level-triggered: indices of what exists, which say which deployment to look at (`store.py`).
+"""kopf, used level-triggered: an index of the resources, which says which of them to look at (`store.py`).
 
 All handlers are coroutines: kopf would run plain functions in threads. Nothing else of kopf is used: its handlers for
 creation, update, deletion, timers and daemons would write finalizers and annotations into the resources and keep state
@@ -13,44 +13,30 @@ from typing import Any
 import kopf
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_SELECTOR, INDEXED_KINDS, RESOURCES
-from headrace_operator.mirror import key_of_child, slim
+from headrace_operator.mirror import slim
 from headrace_operator.retries import watch_pauses
-from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX
+from headrace_operator.store import INDEX
 from headrace_operator.workqueue import Key
 
 
 def build_registry(indexed: Callable[[], None]) -> kopf.OperatorRegistry:
-    """All handlers: one index per kind, the log-in, and who is told once the indices show all that exists."""
+    """All handlers: the index, the log-in, and who is told once the index shows all that exists."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> Any:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, id=DEPLOYMENTS_INDEX, registry=registry)
+    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, id=INDEX, registry=registry)
     async def index_deployment(body: kopf.Body, namespace: str | None, name: str, **_: Any) -> dict[Key, Any]:
         return {Key(namespace or "", name): slim(body, names.KIND)}
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def deployment_changed(**_: Any) -> None:
-        # kopf calls this once the lists of all kinds are in the indices. A pass before that would miss children; and
-        # without any deployment there is nothing to do.
+        # kopf calls this once all that it has listed is in the index; without any deployment there is nothing to do.
         indexed()
 
-    for kind in INDEXED_KINDS:
-        _watch_children(registry, kind)
     return registry
-
-
-def _watch_children(registry: kopf.OperatorRegistry, kind: str) -> None:
-    selector = RESOURCES[kind]
-    label = {names.LABEL_MANAGED_BY: names.MANAGER}
-
-    @kopf.index(*selector, id=CHILDREN_INDEX.format(kind=kind), labels=label, registry=registry)
-    async def index_child(body: kopf.Body, **_: Any) -> dict[Key, Any] | None:
-        key = key_of_child(body)
-        return {key: slim(body, kind)} if key else None
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -87,6 +73,4 @@ def settings() -> kopf.OperatorSettings:
     result.watching.chunk_size = 500
     result.networking.request_timeout = 30
     result.networking.error_backoffs = _Backoffs()
-    for kind in INDEXED_KINDS:
-        result.watching.label_selectors[RESOURCES[kind]] = CHILD_SELECTOR
     return result

@@ -15,7 +15,8 @@ from kopf._core.engines.peering import Identity
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster import INDEXED_KINDS, Cluster
+from headrace_operator.child_watch import ChildWatch
+from headrace_operator.cluster import Cluster
 from headrace_operator.connection import connect
 from headrace_operator.decide import Defaults
 from headrace_operator.engines import Engines
@@ -23,7 +24,6 @@ from headrace_operator.following import Following
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.inventory import Inventory
 from headrace_operator.lease import Lease
-from headrace_operator.pod_watch import PodWatch
 from headrace_operator.preconditions import wait_until_usable
 from headrace_operator.reconcile import Reconciler
 from headrace_operator.resync import Resync
@@ -44,7 +44,7 @@ async def serve(args: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     async with connect() as cluster, Engines() as engines:
         queue = WorkQueue()
-        store = Store(INDEXED_KINDS, queue.add)
+        store = Store(queue.add)
         resync = Resync(cluster, store, queue, args.namespaces)
         lease = _lease(cluster, args.lease)
         health = Health(resync, lease)
@@ -56,7 +56,7 @@ async def serve(args: argparse.Namespace) -> None:
                 return
             images = Defaults(args.engine_image, args.router_image)
             inventory = Inventory(cluster, queue.add)
-            pods = PodWatch(cluster, store.pods, args.namespaces)
+            children = ChildWatch(cluster, store.mirror, args.namespaces)
             are_indexed = asyncio.Event()
             board = SignalBoard(engines, queue.add)
             following = Following(cluster, queue.add, args.namespaces)
@@ -82,8 +82,8 @@ async def serve(args: argparse.Namespace) -> None:
                 inventory.run(),
                 board.run(),
                 following.run(),
-                pods.run(),
-                *(_work(queue, reconciler, are_indexed, pods.is_listed) for _ in range(NUM_WORKERS)),
+                children.run(),
+                *(_work(queue, reconciler, are_indexed, children.is_listed) for _ in range(NUM_WORKERS)),
             )
         finally:
             queue.close()

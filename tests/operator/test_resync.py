@@ -9,9 +9,8 @@ import pytest
 from kopf._core.engines.indexing import OperatorIndexer
 
 from headrace_operator import names, resync
-from headrace_operator.cluster import INDEXED_KINDS
 from headrace_operator.resync import Resync
-from headrace_operator.store import CHILDREN_INDEX, DEPLOYMENTS_INDEX, Store
+from headrace_operator.store import INDEX, Store
 from headrace_operator.workqueue import WorkQueue
 
 
@@ -41,10 +40,9 @@ class Server:
 
 
 async def store_with(*pods: dict[str, Any]) -> Store:
-    store = Store(INDEXED_KINDS)
-    for index in [DEPLOYMENTS_INDEX, *(CHILDREN_INDEX.format(kind=kind) for kind in INDEXED_KINDS)]:
-        store.indexers[index] = OperatorIndexer()  # type: ignore[index]
-    await store.pods.list_all(Server(*pods), ("Pod", None))  # type: ignore[arg-type]
+    store = Store()
+    store.indexers[INDEX] = OperatorIndexer()  # type: ignore[index]
+    await store.mirror.list_all(Server(*pods), ("Pod", None))  # type: ignore[arg-type]
     return store
 
 

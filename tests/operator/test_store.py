@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions import lifecycles
 from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
-from tests.operator.worlds import FakeCluster, stored
+from tests.operator.worlds import stored
 
 from headrace_operator import names
-from headrace_operator.cluster import INDEXED_KINDS, RESOURCES
+from headrace_operator.cluster import RESOURCES
 from headrace_operator.handlers import build_registry, settings
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
@@ -23,18 +22,18 @@ DEMO = Key("default", "demo")
 
 
 class Watched:
-    """A store behind kopf, fed with events by hand; each key that it tells, with what it had of it by then."""
+    """A store behind kopf, fed with events by hand; each key that it tells, and whether it had it by then."""
 
     def __init__(self) -> None:
         self.are_indexed = asyncio.Event()
-        self.store = Store(INDEXED_KINDS, self._changed)
-        self.told: list[tuple[Key, int]] = []
+        self.store = Store(self._changed)
+        self.told: list[tuple[Key, bool]] = []
         self._registry = build_registry(self.are_indexed.set)
         self.store.indexers.ensure(self._registry._indexing.get_all_handlers())
         self._memories = ResourceMemories()
 
     def _changed(self, key: Key) -> None:
-        self.told.append((key, len(self.store.children(key)) + (self.store.deployment(key) is not None)))
+        self.told.append((key, self.store.deployment(key) is not None))
 
     async def show(self, change: str, body: dict[str, Any]) -> None:
         group, version, plural = RESOURCES[body["kind"]]
@@ -51,36 +50,28 @@ class Watched:
         )
 
 
-def a_service() -> dict[str, Any]:
-    cluster = FakeCluster()
-    cluster.settle(stored())
-    return next(body for (kind, _), body in cluster.objects.items() if kind == "Service")
-
-
 def a_deployment() -> dict[str, Any]:
     return stored().model_dump(mode="json", by_alias=True) | {"kind": names.KIND}
 
 
-@pytest.mark.parametrize("make", [a_service, a_deployment])
-async def test_a_change_is_told_once_the_store_has_it(make: Any) -> None:
+async def test_a_change_is_told_once_the_store_has_it() -> None:
     watched = Watched()
-    for change, num_known in (("ADDED", 1), ("MODIFIED", 1), ("DELETED", 0)):
-        await watched.show(change, make())
-        assert watched.told.pop() == (DEMO, num_known)
+    for change, is_known in (("ADDED", True), ("MODIFIED", True), ("DELETED", False)):
+        await watched.show(change, a_deployment())
+        assert watched.told.pop() == (DEMO, is_known)
     assert watched.told == []
 
 
-async def test_what_belongs_to_no_deployment_is_told_to_nobody() -> None:
-    watched, service = Watched(), a_service()
-    del service["metadata"]["labels"][names.LABEL_DEPLOYMENT]
-    for change in ("ADDED", "DELETED"):
-        await watched.show(change, service)
-    assert watched.told == []
-
-
-async def test_the_first_deployment_that_kopf_hands_on_says_that_the_indices_are_full() -> None:
+async def test_one_that_went_away_unseen_can_be_forgotten() -> None:
     watched = Watched()
-    await watched.show("ADDED", a_service())
+    await watched.show("ADDED", a_deployment())
+    (shown,) = watched.store.all_of(names.KIND)
+    watched.store.forget(shown)
+    assert (watched.store.all_of(names.KIND), watched.told[-1]) == ([], (DEMO, False))
+
+
+async def test_the_first_deployment_that_kopf_hands_on_says_that_the_index_is_full() -> None:
+    watched = Watched()
     assert not watched.are_indexed.is_set()
     await watched.show("ADDED", a_deployment())
     assert watched.are_indexed.is_set()

@@ -1,4 +1,4 @@
-"""The pods of all deployments, followed: what the store has of them, who is told, and what a lost watch costs."""
+"""The children of all deployments, followed: what the store has of them, who is told, and what a lost watch costs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace_operator import names, pod_watch
-from headrace_operator.cluster import ClusterError, WatchExpired
+from headrace_operator import child_watch, names
+from headrace_operator.child_watch import ChildWatch
+from headrace_operator.cluster import CHILD_KINDS, ClusterError, WatchExpired
 from headrace_operator.mirror import Mirror
-from headrace_operator.pod_watch import PodWatch
 from headrace_operator.workqueue import Key
 
 Body = dict[str, Any]
@@ -27,24 +27,31 @@ def pod(name: str, version: int = 1, deployment: str | None = "demo") -> Body:
 
 
 class Server:
-    """Lists what it has in pages of two and tells what is put into `news`; an error there ends the watch, None too."""
+    """Lists the pods that it has in pages of two and tells what is put into `news`; an error there ends the watch, None
+    too. Of the other kinds there is nothing, but for a Service if it is given one."""
 
     def __init__(self, *pods: Body) -> None:
         self.pods = list(pods)
         self.news: asyncio.Queue[tuple[str, Body] | ClusterError | None] = asyncio.Queue()
         self.num_lists = 0
         self.watched_from: list[str] = []
-        self.spaces: set[str | None] = set()
+        self.spaces: set[tuple[str, str | None]] = set()
+        self.service: Body | None = None
 
     async def list_page(self, kind: str, token: str | None, namespace: str | None, selector: str) -> Body:
-        assert (kind, selector) == ("Pod", f"{names.LABEL_MANAGED_BY}={names.MANAGER}")
-        self.spaces.add(namespace)
+        assert selector == f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+        self.spaces.add((kind, namespace))
+        if kind != "Pod":
+            items = [self.service] if kind == "Service" and self.service else []
+            return {"metadata": {"resourceVersion": "5"}, "items": items}
         self.num_lists += token is None
         start = int(token or 0)
         more = {"continue": str(start + 2)} if start + 2 < len(self.pods) else {}
         return {"metadata": {"resourceVersion": "5", **more}, "items": self.pods[start : start + 2]}
 
     async def open_watch(self, kind: str, version: str, namespace: str | None, selector: str) -> AsyncIterator[bytes]:
+        if kind != "Pod":
+            await asyncio.sleep(3600)
         self.watched_from.append(version)
         while (said := await self.news.get()) is not None:
             if isinstance(said, ClusterError):
@@ -59,7 +66,7 @@ class World:
         self.server = server
         self.told: list[Key] = []
         self.mirror = Mirror(self.told.append)
-        self.subject = PodWatch(server, self.mirror, namespaces)  # type: ignore[arg-type]
+        self.subject = ChildWatch(server, self.mirror, namespaces)  # type: ignore[arg-type]
 
     async def say(self, *news: tuple[str, Body] | ClusterError | None) -> None:
         """Have the server tell, and wait until it was heard."""
@@ -75,8 +82,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def at_work(*pods: Body, namespaces: list[str] | None = None) -> AsyncIterator[World]:
-    world = World(Server(*pods), namespaces)
+async def at_work(
+    *pods: Body, namespaces: list[str] | None = None, server: Server | None = None
+) -> AsyncIterator[World]:
+    world = World(server or Server(*pods), namespaces)
     task = asyncio.ensure_future(world.subject.run())
     try:
         await asyncio.wait_for(world.subject.is_listed.wait(), 5)
@@ -96,7 +105,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[None]:
             taken.append(None)
             yield 0.0
 
-    monkeypatch.setattr(pod_watch, "watch_pauses", count)
+    monkeypatch.setattr(child_watch, "watch_pauses", count)
     return taken
 
 
@@ -108,6 +117,13 @@ async def test_what_is_listed_and_what_changes_is_told_to_its_deployment_which_t
         assert world.seen() == {"a": 6, "d": 7}
         assert world.told[3:] == [DEMO, DEMO, DEMO]
         assert {body["kind"] for body in world.mirror.all_of("Pod")} == {"Pod"}
+
+
+async def test_children_of_every_kind_are_followed() -> None:
+    server = Server(pod("a"))
+    server.service = pod("s")
+    async with at_work(server=server) as world:
+        assert {body["kind"] for body in world.mirror.children(DEMO)} == {"Pod", "Service"}
 
 
 async def test_pods_of_no_deployment_are_known_and_told_to_nobody() -> None:
@@ -166,4 +182,4 @@ async def test_one_that_went_away_unseen_can_be_forgotten() -> None:
 
 async def test_it_looks_only_into_the_namespaces_that_it_serves_and_waits_for_all_of_them() -> None:
     async with at_work(namespaces=["default", "other"]) as world:
-        assert world.server.spaces == {"default", "other"}
+        assert world.server.spaces == {(kind, space) for kind in CHILD_KINDS for space in ("default", "other")}

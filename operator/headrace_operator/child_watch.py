@@ -1,6 +1,6 @@
-"""Follows the pods of all deployments.
+"""Follows the children of all deployments, but for those of kinds that a cluster may lack (`following.py`).
 
-kopf follows what there are a few of. Of a thousand new pods each is shown five times, and what kopf does for an event
+kopf follows the resources themselves. Of a thousand new pods each is shown five times, and what kopf does for an event
 besides passing it on costs more processor time than all that the operator decides.
 """
 
@@ -10,22 +10,20 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from headrace_operator.cluster import Cluster, ClusterError, WatchExpired
+from headrace_operator.cluster import CHILD_KINDS, Cluster, ClusterError, WatchExpired
 from headrace_operator.mirror import Mirror, Place
 from headrace_operator.retries import watch_pauses
 
 logger = logging.getLogger(__name__)
 
-KIND = "Pod"
 
-
-class PodWatch:
+class ChildWatch:
     """Fills the mirror. `namespaces` None: all of them."""
 
     def __init__(self, cluster: Cluster, mirror: Mirror, namespaces: Sequence[str] | None) -> None:
         self._cluster = cluster
         self._mirror = mirror
-        self._unlisted: set[Place] = {(KIND, namespace) for namespace in namespaces or (None,)}
+        self._unlisted: set[Place] = {(kind, namespace) for kind in CHILD_KINDS for namespace in namespaces or (None,)}
         self.is_listed = asyncio.Event()  # all that exist have been seen once
 
     async def run(self) -> None:
