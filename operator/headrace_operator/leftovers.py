@@ -43,7 +43,7 @@ class Leftovers:
         """Remove by force what a former deployment of this name, or this one as it goes, left on silent nodes."""
         with self._pace.thinking(key, now):
             found = stragglers(key.name, uid, objects)
-        silent = await self._nodes.silent(suspects(found))
+        silent = await self._nodes.silent(suspects(found, now))
         gone, wait = overdue(found, silent, now)
         for deletion in gone:
             logger.warning("%s/%s: pod %s outlived its deployment and is removed", *key, deletion.pod_name)

@@ -1,14 +1,16 @@
-"""How often a deployment is looked at: now and then while much happens to it, and in proportion to what a look costs.
+"""How often a deployment is looked at: now and then while much happens, and in proportion to what all looks cost.
 
 Every event of every pod asks for a pass: five for each new pod. One pass after the other would keep the whole process
-busy, write a status after each, and slow down the very writes that cause the events. So after a pass its deployment
-rests `MIN_REST_SECONDS`, or `REST_FACTOR` times as long as the thinking took (some twenty milliseconds for a thousand
-pods), at most `MAX_REST_SECONDS`; events that come meanwhile share the next pass. Who has rested is looked at at once.
+busy, write a status after each, and slow down the very writes that cause the events, be it that one deployment has a
+thousand pods (some twenty milliseconds of thinking) or that a hundred have ten. So after a pass its deployment rests
+`MIN_REST_SECONDS`, or `REST_FACTOR` times as long as all passes of the last `MAX_REST_SECONDS` have thought, which are
+also the longest rest; events that come meanwhile share the next pass. Who has rested is looked at at once.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,24 +26,27 @@ class Pace:
 
     def __init__(self, stopwatch: Callable[[], float] = time.perf_counter) -> None:
         self._stopwatch = stopwatch
-        self._thought: dict[Key, tuple[float, float]] = {}  # when the last pass began, and how long it thought
+        self._began: dict[Key, float] = {}  # the last pass
+        self._thoughts: deque[tuple[float, float]] = deque()  # of passes begun then, for so long; in order of their end
 
     @contextmanager
     def thinking(self, key: Key, now: float) -> Iterator[None]:
         """Around the part of a pass, begun at `now`, that lets nothing else run; parts add up."""
         started = self._stopwatch()
         yield
-        began, thought = self._thought.get(key, (now, 0.0))
-        self._thought[key] = (now, (thought if began == now else 0.0) + self._stopwatch() - started)
+        self._began[key] = now
+        self._thoughts.append((now, self._stopwatch() - started))
 
     def rest_seconds(self, key: Key, now: float) -> float | None:
         """How long the deployment still rests; None if it may be looked at."""
-        if key not in self._thought:
+        if key not in self._began:
             return None
-        began, thought = self._thought[key]
-        left = began + min(max(MIN_REST_SECONDS, REST_FACTOR * thought), MAX_REST_SECONDS) - now
+        while self._thoughts and self._thoughts[0][0] <= now - MAX_REST_SECONDS:
+            self._thoughts.popleft()
+        thought = sum(seconds for _, seconds in self._thoughts)
+        left = self._began[key] + min(max(MIN_REST_SECONDS, REST_FACTOR * thought), MAX_REST_SECONDS) - now
         return left if left > 0 else None
 
     def forget(self, key: Key) -> None:
         """The deployment is gone."""
-        self._thought.pop(key, None)
+        self._began.pop(key, None)

@@ -8,7 +8,7 @@ itself how long it stays on a silent node (`render/nodes.py`): its deployment ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +18,28 @@ from headrace_operator.observe import controller_uid, is_of_name, place_of
 from headrace_operator.plans import Deletion
 from headrace_operator.pod_facts import pod_facts
 from headrace_operator.render.nodes import stays_seconds
+from headrace_operator.times import epoch_seconds
 
 Body = Mapping[str, Any]
+
+# Most pods are gone within seconds of their deletion; about the nodes of those nobody need be asked.
+PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A pod, and how many seconds it stays on a node that is silent."""
+    """A pod, how many seconds it stays on a node that is silent, and from when on its node is worth asking for."""
 
     pod: Pod
     stays_seconds: float
+    suspect_at: float
 
 
 def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Straggler]:
     """Pods that are being deleted, have an owner of this name, and are in no group of the deployment with this uid
     (empty: none is there to stay)."""
     return [
-        Straggler(pod_facts(body, 0), stays_seconds(body))
+        Straggler(pod_facts(body, 0), stays_seconds(body), _deleted_at(body["metadata"]) + PATIENCE_SECONDS)
         for body in objects
         if body["kind"] == "Pod"
         and "deletionTimestamp" in body["metadata"]
@@ -43,14 +48,20 @@ def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Strag
     ]
 
 
-def suspects(found: Iterable[Straggler]) -> list[str]:
+def suspects(found: Iterable[Straggler], now: float) -> list[str]:
     """Nodes worth asking for."""
-    return sorted({straggler.pod.node for straggler in found if straggler.pod.is_suspect and straggler.pod.node})
+    of_late = [straggler.pod for straggler in found if now >= straggler.suspect_at]
+    return sorted({pod.node for pod in of_late if pod.is_suspect and pod.node})
 
 
-def overdue(found: Iterable[Straggler], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
-    """Those that are to be removed by force, and how long until the next one is. `silent`: as of `silent_since`."""
+def overdue(found: Sequence[Straggler], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
+    """Those that are to be removed by force, and how long until there may be more. `silent`: as of `silent_since`."""
     pods = [marked(straggler.pod, silent, straggler.stays_seconds, now) for straggler in found]
     gone = [Deletion(pod.name, pod.uid, 0) for pod in pods if pod.gone_at is not None and pod.gone_at <= now]
-    waits = [pod.gone_at - now for pod in pods if pod.gone_at is not None and pod.gone_at > now]
-    return gone, min(waits, default=None)
+    times = [pod.gone_at for pod in pods if pod.gone_at is not None] + [straggler.suspect_at for straggler in found]
+    return gone, min((time - now for time in times if time > now), default=None)
+
+
+def _deleted_at(metadata: Body) -> float:
+    """When a pod that is being deleted was told to go; its deletionTimestamp is when it should be gone."""
+    return epoch_seconds(metadata["deletionTimestamp"]) - float(metadata.get("deletionGracePeriodSeconds") or 0)

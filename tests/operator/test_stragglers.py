@@ -11,11 +11,12 @@ from tests.operator.worlds import UID, FakeCluster, ready_status, stored
 from headrace_operator.groups import OVERDUE_SECONDS
 from headrace_operator.plans import Deletion
 from headrace_operator.render.nodes import leaving_after
-from headrace_operator.stragglers import overdue, stragglers, suspects
+from headrace_operator.stragglers import PATIENCE_SECONDS, overdue, stragglers, suspects
 from headrace_operator.times import epoch_seconds
 
 DELETED = "2026-01-01T00:10:00Z"  # its grace included
 T = epoch_seconds(DELETED)
+GRACE_SECONDS = 100
 LOSS_SECONDS = 60
 CLUSTER = FakeCluster()
 CLUSTER.settle(stored())
@@ -27,7 +28,8 @@ def pod(deletion: str | None = DELETED) -> dict[str, Any]:
     body = leaving_after(body, LOSS_SECONDS)
     body["spec"]["nodeName"] = "node-a"
     body["status"] = ready_status()
-    body["metadata"] |= {"deletionTimestamp": deletion} if deletion else {}
+    if deletion:
+        body["metadata"] |= {"deletionTimestamp": deletion, "deletionGracePeriodSeconds": GRACE_SECONDS}
     return body
 
 
@@ -84,7 +86,7 @@ def test_they_are_removed_once_they_count_as_gone(
     body = pod()
     removed = [Deletion(body["metadata"]["name"], body["metadata"]["uid"], 0)]
     found = stragglers("demo", "", [body])
-    assert suspects(found) == ["node-a"]
+    assert suspects(found, now) == ["node-a"]
     assert overdue(found, silent, now) == (removed if is_removed else [], wait)
 
 
@@ -93,3 +95,11 @@ def test_one_that_may_stay_for_ever_is_removed_when_it_overstays_its_deletion() 
     body["spec"]["tolerations"] = [{"operator": "Exists"}]
     gone, wait = overdue(stragglers("demo", "", [body]), {"node-a": T - 10_000}, T)
     assert (gone, wait) == ([], OVERDUE_SECONDS)
+
+
+def test_a_pod_that_was_just_told_to_go_is_no_reason_to_ask_for_its_node() -> None:
+    found = stragglers("demo", "", [pod()])
+    told = T - GRACE_SECONDS
+    assert suspects(found, told + PATIENCE_SECONDS - 1) == []
+    assert overdue(found, {}, told + PATIENCE_SECONDS - 1) == ([], 1)
+    assert suspects(found, told + PATIENCE_SECONDS) == ["node-a"]
