@@ -17,6 +17,7 @@ from headrace_operator.decide import Decision
 from headrace_operator.drain import GateChange
 from headrace_operator.drift import has_drifted, metadata_repair, status_has_drifted
 from headrace_operator.expectations import Expectations
+from headrace_operator.field_owners import as_applied as owned_by_apply
 from headrace_operator.observe import Observed, controller_uid
 from headrace_operator.scaling import stale_scaler_statuses
 from headrace_operator.status import as_applied, gate_condition
@@ -106,24 +107,33 @@ class Actor:
             return  # deleted since the pass began: garbage collection would race with what is made now
         body = application.body
         if application.is_creation:
-            written = await self._created(body, uid)
+            written = await self._created(application, uid)
+        elif application.is_metadata_only:
+            written = await self._cluster.apply(body, names.METADATA_MANAGER)
         else:
-            if application.is_new:
-                await self._check_owner(body, uid)
-            manager = names.METADATA_MANAGER if application.is_metadata_only else names.MANAGER
-            written = await self._cluster.apply(body, manager)
+            written = await self._applied(body, await self._check_owner(body, uid))
         expected.wrote({"kind": body["kind"], **written}, self._clock())
 
-    async def _created(self, body: Body, uid: str) -> Body:
+    async def _created(self, application: Application, uid: str) -> Body:
         """The object as stored. If it is there already the watches have not shown it yet, or cannot, because it has
         lost the label that they select: its labels are given back."""
+        body = application.body
         try:
             return await self._cluster.create(body)
         except Exists:
             existing = await self._check_owner(body, uid)
             if existing is None:
                 raise  # it has just gone: worth another try
-            return await self._cluster.apply(metadata_repair(existing, body), names.METADATA_MANAGER)
+            if application.is_written_once:
+                return await self._cluster.apply(metadata_repair(existing, body), names.METADATA_MANAGER)
+            return await self._applied(body, existing)
+
+    async def _applied(self, body: Body, existing: Body | None) -> Body:
+        """The object as stored, with nothing left of ours that `body` does not say."""
+        entries = owned_by_apply(existing["metadata"].get("managedFields") or ()) if existing else None
+        if existing and entries:
+            await self._cluster.set_field_owners(existing, entries)
+        return await self._cluster.apply(body, names.MANAGER)
 
     async def _check_owner(self, body: Body, uid: str) -> Body | None:
         """The object of this name, if there is one. Raises NameTaken if it is somebody else's: an apply would take it

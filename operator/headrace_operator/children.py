@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_operator import names
 from headrace_operator.drift import WRITTEN_ONCE, has_drifted, is_as_rendered, metadata_repair
 from headrace_operator.history import to_keep
 from headrace_operator.observe import Observed
@@ -14,27 +13,31 @@ from headrace_operator.plans import Note
 
 Body = dict[str, Any]
 
-# Not stored revisions: the API server keeps their data as the bytes that were sent, and would take any later patch,
-# which orders keys as an apply does, for a change of what may not change.
-_CREATED = ("Pod", names.SCALER_KIND)
+# The API server keeps the data of stored revisions as the bytes that were sent, and would take any later patch, which
+# orders keys as an apply does, for a change of what may not change.
+_APPLIED = ("ControllerRevision",)
 
 
 @dataclass(frozen=True)
 class Application:
-    """Apply `body`. `is_new`: no child of that name is known, so the name must be free or ours."""
+    """Create or apply `body`. `is_new`: no child of that name is known, so the name must be free or ours."""
 
     body: Body
     is_new: bool
 
     @property
     def is_creation(self) -> bool:
-        """Whether to create it, not to apply it: nothing but labels and annotations is ever applied over it."""
-        return self.is_new and self.body["kind"] in _CREATED
+        """Whether to create it, not to apply it."""
+        return self.is_new and self.body["kind"] not in _APPLIED
 
     @property
     def is_metadata_only(self) -> bool:
         """Labels and annotations of an object whose other fields are fixed."""
-        return not self.is_new and self.body["kind"] in WRITTEN_ONCE
+        return not self.is_new and self.is_written_once
+
+    @property
+    def is_written_once(self) -> bool:
+        return self.body["kind"] in WRITTEN_ONCE
 
 
 @dataclass(frozen=True)

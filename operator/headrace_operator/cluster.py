@@ -1,6 +1,6 @@
 """The only file that talks to the API server (kopf excepted, which watches the resources themselves).
 
-Writes are server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
+Writes are creations, server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
 dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -92,8 +92,8 @@ class Cluster:
         )
 
     async def create(self, body: Body) -> Body:
-        """Create a child whose fields nobody, or somebody else, writes from then on; returns it as stored. Never
-        changes one that exists (Exists). Half the API server's work of an apply. Raises Refused or ClusterError."""
+        """Create a child; returns it as stored. Never changes one that exists (Exists). Half the API server's work of
+        an apply; `field_owners.py` says what must come before one. Raises Refused or ClusterError."""
         return await self._call(
             "create",
             body["kind"],
@@ -101,6 +101,21 @@ class Cluster:
             body=body,
             namespace=body["metadata"]["namespace"],
             field_manager=names.MANAGER,
+        )
+
+    async def set_field_owners(self, body: Body, entries: Sequence[Mapping[str, Any]]) -> Body:
+        """Say anew who owns the fields of an object as it was read (metadata.managedFields); ClusterError if someone
+        changed it since."""
+        where = body["metadata"]
+        return await self._call(
+            "patch",
+            body["kind"],
+            "patch",
+            body={"metadata": {"managedFields": list(entries), "resourceVersion": where["resourceVersion"]}},
+            name=where["name"],
+            namespace=where["namespace"],
+            field_manager=names.MANAGER,
+            content_type="application/merge-patch+json",
         )
 
     async def replace(self, body: Body) -> Body:

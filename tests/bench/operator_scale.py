@@ -49,7 +49,7 @@ LABEL = "operator-bench"
 LIMIT_SECONDS = 300.0
 LEASE_SECONDS = 60.0
 STEADY_SECONDS = 10.0
-WRITES = ("create", "apply", "apply_status", "delete")
+WRITES = ("create", "apply", "apply_status", "patch", "delete")
 NUM_NODES = 72
 _KEY, _, _VALUE = SELECTOR.partition("=")
 POD_SPEC = {

@@ -175,6 +175,22 @@ def test_edited_and_deleted_children_are_repaired_and_foreign_labels_kept(servin
     eventually(is_repaired)
 
 
+def test_what_a_child_is_no_longer_to_have_is_taken_from_it(
+    serving: kube.Namespace, deployment: Deployment, cluster: Cluster
+) -> None:
+    def limits() -> object:
+        router = serving.get("deployment", names.router_name(NAME))
+        return router and router["spec"]["template"]["spec"]["containers"][0].get("resources")
+
+    router = {"replicas": 1, "image": cluster.operator_image}
+    serving.apply(deployment({"spec.router": {**router, "resources": {"limits": {"memory": "1Gi"}}}}))
+    eventually(lambda: limits() == {"limits": {"memory": "1Gi"}})
+    serving.run("label", "deployment", names.router_name(NAME), "team=x")
+    serving.apply(deployment({"spec.router": router}))
+    eventually(lambda: limits() == {})
+    assert serving.get("deployment", names.router_name(NAME))["metadata"]["labels"]["team"] == "x"
+
+
 def test_conditions_of_others_survive(serving: kube.Namespace, deployment: Deployment) -> None:
     condition = {"type": "Approved", "status": "True", "reason": "Asked", "message": "", "lastTransitionTime": now()}
     body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": NAME}}

@@ -84,6 +84,11 @@ class FakeServer:
         self.calls.append(f"delete {kind}")
         return self.world.objects.pop((kind, name), None)
 
+    async def set_field_owners(self, body: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+        self.calls.append(f"own {body['kind']}")
+        body["metadata"]["managedFields"] = entries
+        return body
+
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         self.calls.append(f"create {body['kind']}")
         if self.namespace_is_going:
@@ -148,8 +153,8 @@ async def test_a_first_pass_makes_everything_then_one_status_then_events() -> No
     made = [call.split()[1] for call in server.calls if call.startswith(("apply", "create"))]
     assert made.index("Pod") > made.index("ControllerRevision")
     assert made.index("RoleBinding") > made.index("Role")
-    created = {call.split()[1] for call in server.calls if call.startswith("create")}
-    assert created == {"Pod"}  # a stored revision that was created could not be patched, nor orphaned
+    applied = {call.split()[1] for call in server.calls if call.startswith("apply")}
+    assert applied == {"ControllerRevision"}  # one that was created could not be patched, nor orphaned
 
 
 async def test_a_settled_deployment_costs_no_request() -> None:
