@@ -1,7 +1,7 @@
 """The only file that talks to the API server (kopf excepted, which watches the resources themselves).
 
-Writes are creations, server-side applies with one field manager, deletes with the object's uid, and events. Objects are plain
-dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
+Writes are creations, server-side applies with one field manager, deletes with the object's uid, and events. Objects are
+plain dicts: what we send is exactly what `render` made. Resource paths are known, so nothing is discovered at start.
 """
 
 from __future__ import annotations

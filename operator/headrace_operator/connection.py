@@ -17,7 +17,7 @@ _DEFAULT_KUBECONFIG = "~/.kube/config"
 _HINT = "set KUBECONFIG to a kubeconfig file"
 
 
-class PlainClient(client.ApiClient):
+class _PlainClient(client.ApiClient):
     """Bodies are plain data already: converting them first, which the generated client does with its models, would
     cost as much as the request."""
 
@@ -43,7 +43,7 @@ async def connect(context: str | None = None) -> AsyncIterator[Cluster]:
         what = f"the kubeconfig has no context {context}" if f"name {context} in" in str(error) else str(error)
         raise ClusterError(f"no cluster: {what}; {_HINT}") from error
     configuration.connection_pool_maxsize = 0  # no bound: requests have one already, and there are few watches
-    async with PlainClient(configuration) as api:
+    async with _PlainClient(configuration) as api:
         yield Cluster(api, namespace or "default")
 
 

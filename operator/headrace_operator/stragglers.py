@@ -22,8 +22,8 @@ from headrace_operator.times import epoch_seconds
 
 Body = Mapping[str, Any]
 
-# Most pods are gone within seconds of their deletion; about the nodes of those nobody need be asked.
-PATIENCE_SECONDS = 5.0
+# Pods that were told to go mostly do, also on a busy machine: nobody need ask for their nodes.
+PATIENCE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)

@@ -224,18 +224,19 @@ def test_a_change_of_one_role_replaces_its_groups_one_by_one_and_no_other(
 
 
 def test_a_name_that_is_taken_is_left_alone(namespace: kube.Namespace, deployment: Deployment) -> None:
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}}
+    name = names.role_service_name("taken", names.DECODE)
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}
     service["spec"] = {"selector": {"app": "mine"}, "ports": [{"port": 80}]}
     namespace.apply(service)
     namespace.apply(deployment(name="taken"))
     try:
         eventually(lambda: namespace.condition("taken", names.READY).get("reason") == names.REASON_REFUSED)
         assert "belongs to someone else" in namespace.condition("taken", names.READY)["message"]
-        assert (namespace.get("service", "taken") or {})["spec"]["selector"] == {"app": "mine"}
+        assert (namespace.get("service", name) or {})["spec"]["selector"] == {"app": "mine"}
     finally:
         namespace.run("delete", "dd", "taken")
     eventually(lambda: not namespace.list("pods", "taken"))
-    assert namespace.get("service", "taken")
+    assert namespace.get("service", name)
 
 
 def test_a_deleted_deployment_leaves_nothing(serving: kube.Namespace) -> None:

@@ -130,13 +130,13 @@ def test_a_router_scaled_to_zero_is_as_wanted_once_it_is_gone() -> None:
     changed = stored({**DEP2, "spec.router": {"replicas": 0}}, generation=2)
     decision = cluster.run(changed)
     assert {deletion.kind for deletion in decision.delete_children} == {
-        "Deployment", "ServiceAccount", "Role", "RoleBinding"
+        "Deployment", "Service", "ServiceAccount", "Role", "RoleBinding"
     }  # fmt: skip
     ready = condition(cluster, names.READY)
     assert (ready.status, "Deployment demo-router is being removed" in ready.message) == ("False", True)
     cluster.settle(changed)
     assert condition(cluster, names.READY).status == "True"
-    assert ("Service", "demo") in cluster.objects
+    assert ("Service", "demo") not in cluster.objects
 
 
 def test_a_status_of_a_thousand_failed_groups_can_be_stored() -> None:

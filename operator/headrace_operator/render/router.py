@@ -23,10 +23,10 @@ _EXIT_SECONDS = 15
 
 
 def router_objects(owner: Owner, spec: Spec, default_image: str) -> list[dict[str, Any]]:
-    """All objects of the router, in the order in which they should be made. Without router pods only the Service, so
-    that clients find those that come back at the same address, and no rights."""
+    """All objects of the router, in the order in which they should be made. Without router pods there are none: a
+    Service that leads nowhere, and rights that nobody uses, are of no use to whoever brings a router of their own."""
     if spec.router.replicas == 0:
-        return [stamped(_service(owner))]
+        return []
     bodies = [*_rights(owner), _service(owner), _deployment(owner, spec, default_image)]
     budgets = [router_budget(owner, _selector(owner))] if is_guarded(spec.router) else []
     return [*map(stamped, bodies), *budgets]
