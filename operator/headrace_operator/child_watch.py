@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from headrace_operator.cluster import CHILD_KINDS, Cluster, ClusterError, WatchExpired
+from headrace_operator.cluster import Cluster, ClusterError, WatchExpired
+from headrace_operator.kinds import CHILD_KINDS
 from headrace_operator.mirror import Mirror, Place
 from headrace_operator.retries import watch_pauses
 

@@ -28,6 +28,7 @@ from headrace_operator.cluster_errors import (
     WatchExpired,
     error_of,
 )
+from headrace_operator.kinds import CHILD_SELECTOR, LEASES, RESOURCES
 
 __all__ = ["Cluster", "ClusterError", "Exists", "Gone", "NameTaken", "NamespaceGoing", "Refused", "WatchExpired"]
 
@@ -40,28 +41,6 @@ PAGE_SIZE = 500  # objects of one page of a long list
 # How long the API server keeps a watch open; a watch that is silent for longer is dead.
 WATCH_SECONDS = 240
 _DEAD_AFTER_SECONDS = WATCH_SECONDS + 60
-
-# Kind of every child, and the resource itself: (API group, version, plural).
-RESOURCES: dict[str, tuple[str, str, str]] = {
-    "Pod": ("", "v1", "pods"),
-    "Service": ("", "v1", "services"),
-    "ServiceAccount": ("", "v1", "serviceaccounts"),
-    "ControllerRevision": ("apps", "v1", "controllerrevisions"),
-    "Deployment": ("apps", "v1", "deployments"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
-    "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
-    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
-    names.SCALER_KIND: (names.GROUP, names.VERSION, names.SCALER_PLURAL),
-    names.COMPUTE_DOMAIN_KIND: ("resource.nvidia.com", "v1beta1", "computedomains"),
-    names.WORKLOAD_KIND: ("scheduling.k8s.io", "v1alpha1", "workloads"),
-    names.VOLCANO_KIND: ("scheduling.volcano.sh", "v1beta1", "podgroups"),
-    names.KIND: (names.GROUP, names.VERSION, names.PLURAL),
-}
-# Children of kinds that a cluster may lack: `following.py` watches them where they are served.
-OPTIONAL_KINDS = (names.COMPUTE_DOMAIN_KIND, names.WORKLOAD_KIND, names.VOLCANO_KIND)
-CHILD_KINDS = tuple(kind for kind in RESOURCES if kind not in (names.KIND, *OPTIONAL_KINDS))
-_LEASES = ("coordination.k8s.io", "v1", "leases")
-CHILD_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
 
 class Cluster:
@@ -103,20 +82,10 @@ class Cluster:
             field_manager=names.MANAGER,
         )
 
-    async def set_field_owners(self, body: Body, entries: Sequence[Mapping[str, Any]]) -> Body:
-        """Say anew who owns the fields of an object as it was read (metadata.managedFields); ClusterError if someone
-        changed it since."""
-        where = body["metadata"]
-        return await self._call(
-            "patch",
-            body["kind"],
-            "patch",
-            body={"metadata": {"managedFields": list(entries), "resourceVersion": where["resourceVersion"]}},
-            name=where["name"],
-            namespace=where["namespace"],
-            field_manager=names.MANAGER,
-            content_type="application/merge-patch+json",
-        )
+    async def set_field_owners(self, body: Body, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Say anew who owns the fields of an object, as it was read (metadata.managedFields). ClusterError if it is
+        gone or someone changed it since."""
+        await self._patch_metadata(body, {"managedFields": list(entries)})
 
     async def replace(self, body: Body) -> Body:
         """Update an object as it was read; ClusterError if someone else changed it since."""
@@ -128,20 +97,24 @@ class Cluster:
     async def set_finalizers(self, body: Body, finalizers: list[str]) -> Body | None:
         """Give an object, as it was read, these finalizers instead of its own; None if it is gone. ClusterError if
         someone else changed it since."""
-        where = body["metadata"]
-        metadata = {"uid": where["uid"], "resourceVersion": where["resourceVersion"], "finalizers": finalizers}
         try:
-            return await self._call(
-                "patch",
-                body["kind"],
-                "patch",
-                body={"metadata": metadata},
-                name=where["name"],
-                namespace=where["namespace"],
-                content_type="application/merge-patch+json",
-            )
+            return await self._patch_metadata(body, {"finalizers": finalizers})
         except Gone:
             return None
+
+    async def _patch_metadata(self, body: Body, changes: Body) -> Body:
+        """Change the metadata of this very object unless it has been changed since it was read."""
+        where = body["metadata"]
+        metadata = {"uid": where["uid"], "resourceVersion": where["resourceVersion"], **changes}
+        return await self._call(
+            "patch",
+            body["kind"],
+            "patch",
+            body={"metadata": metadata},
+            name=where["name"],
+            namespace=where["namespace"],
+            content_type="application/merge-patch+json",
+        )
 
     async def apply_status(
         self, namespace: str, name: str, uid: str, status: Body, kind: str = names.KIND
@@ -296,7 +269,7 @@ class Cluster:
         return min(REQUEST_TIMEOUT_SECONDS, left)
 
     def _resource(self, kind: str) -> Resource:
-        group, version, plural = _LEASES if kind == "Lease" else RESOURCES.get(kind, ("", "v1", f"{kind.lower()}s"))
+        group, version, plural = LEASES if kind == "Lease" else RESOURCES.get(kind, ("", "v1", f"{kind.lower()}s"))
         return Resource(  # type: ignore[no-untyped-call]
             prefix="apis" if group else "api",
             group=group,

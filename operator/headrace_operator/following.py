@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from headrace_operator import names
-from headrace_operator.cluster import OPTIONAL_KINDS, Cluster, ClusterError, Gone, Refused, WatchExpired
+from headrace_operator.cluster import Cluster, ClusterError, Gone, Refused, WatchExpired
+from headrace_operator.kinds import OPTIONAL_KINDS
 from headrace_operator.mirror import Body, Mirror, Place
 from headrace_operator.optional import KUEUE, OPTIONAL_APIS
 from headrace_operator.workqueue import Key

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_SELECTOR, Cluster
+from headrace_operator.cluster import Cluster
+from headrace_operator.kinds import CHILD_SELECTOR
 from headrace_operator.watching import changes, pages
 from headrace_operator.workqueue import Key
 

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Collection, Sequence
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, RESOURCES, Cluster, ClusterError, Refused
+from headrace_operator.cluster import Cluster, ClusterError, Refused
+from headrace_operator.kinds import CHILD_KINDS, RESOURCES
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_operator import metrics, names
-from headrace_operator.cluster import CHILD_KINDS, Cluster, ClusterError
+from headrace_operator.cluster import Cluster, ClusterError
+from headrace_operator.kinds import CHILD_KINDS
 from headrace_operator.mirror import key_of_child
 from headrace_operator.retries import MAX_PAUSE_SECONDS
 from headrace_operator.store import Store

@@ -15,7 +15,7 @@ import yaml
 from tests.chart.conftest import CHART, Render
 
 from headrace_operator import names
-from headrace_operator.cluster import CHILD_KINDS, OPTIONAL_KINDS, RESOURCES
+from headrace_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, RESOURCES
 from headrace_operator.render.router import ROUTER_RULES
 
 GOLDEN = Path(__file__).parent / "golden/default.yaml"

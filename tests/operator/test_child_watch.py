@@ -12,7 +12,8 @@ import pytest
 
 from headrace_operator import child_watch, names
 from headrace_operator.child_watch import ChildWatch
-from headrace_operator.cluster import CHILD_KINDS, ClusterError, WatchExpired
+from headrace_operator.cluster import ClusterError, WatchExpired
+from headrace_operator.kinds import CHILD_KINDS
 from headrace_operator.mirror import Mirror
 from headrace_operator.workqueue import Key
 

@@ -84,10 +84,9 @@ class FakeServer:
         self.calls.append(f"delete {kind}")
         return self.world.objects.pop((kind, name), None)
 
-    async def set_field_owners(self, body: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    async def set_field_owners(self, body: dict[str, Any], entries: list[dict[str, Any]]) -> None:
         self.calls.append(f"own {body['kind']}")
         body["metadata"]["managedFields"] = entries
-        return body
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         self.calls.append(f"create {body['kind']}")

@@ -13,8 +13,8 @@ from kopf._core.reactor.processing import process_resource_event
 from tests.operator.worlds import stored
 
 from headrace_operator import names
-from headrace_operator.cluster import RESOURCES
 from headrace_operator.handlers import build_registry, settings
+from headrace_operator.kinds import RESOURCES
 from headrace_operator.store import Store
 from headrace_operator.workqueue import Key
 

@@ -38,6 +38,8 @@ PURE = [
     "api_status",
     "rules",
     "names",
+    "kinds",
+    "field_owners",
     "memory",
     "groups",
     "node_loss",
