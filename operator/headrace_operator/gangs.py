@@ -48,18 +48,18 @@ def is_ignored(pod: Body) -> bool:
 
 
 def is_held(pod: Body) -> bool:
-    """Whether a pod would be gone but for Kueue's finalizer, and has not ended.
+    """Whether a pod was removed by force, as from a silent node, and only Kueue's finalizer keeps it.
 
-    Kueue takes it off once all pods of the group have ended, or when another pod comes in the place of this one. One
-    that is removed by force never ends; one that never had a node does when Kubernetes' garbage collection finds it,
-    within half a minute. And the pod in its place is to have its name.
+    Kueue takes it off once all pods of the group have ended, or when another pod comes in the place of this one. This
+    one never ends, and the one in its place is to have its name. (A pod that never had a node has ended when
+    Kubernetes' garbage collection finds it.)
     """
     metadata = pod["metadata"]
-    if "deletionTimestamp" not in metadata or pod["kind"] != "Pod":
+    if pod["kind"] != "Pod" or "deletionTimestamp" not in metadata:
         return False
     has_ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-    is_over = metadata.get("deletionGracePeriodSeconds") == 0
-    return is_over and not has_ended and names.FINALIZER_KUEUE in (metadata.get("finalizers") or ())
+    is_forced = metadata.get("deletionGracePeriodSeconds") == 0 and bool(pod["spec"].get("nodeName"))
+    return is_forced and not has_ended and names.FINALIZER_KUEUE in (metadata.get("finalizers") or ())
 
 
 def others_finalizers(pod: Body) -> list[str]:

@@ -51,8 +51,8 @@ class Leftovers:
         return wait
 
     async def _release(self, key: Key, objects: Sequence[Body], now: float) -> float | None:
-        """Take Kueue's finalizer off pods that would be gone but for it. Where that fails it is tried again, and keeps
-        nothing else from being done."""
+        """Take Kueue's finalizer off pods that it would keep for ever. Where that fails it is tried again, and nothing
+        else is kept from being done."""
         with self._pace.thinking(key, now):
             held = [body for body in objects if is_held(body) and is_of_name(key.name, body)]
         wait = None

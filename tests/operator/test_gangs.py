@@ -223,20 +223,22 @@ def test_pods_that_kueue_does_not_look_at_are_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "phase", "is_held_"),
+    ("metadata", "phase", "node", "is_held_"),
     [
-        ({}, "Pending", True),
-        ({}, "Running", True),
-        ({"deletionGracePeriodSeconds": 30}, "Running", False),
-        ({}, "Failed", False),
-        ({}, "Succeeded", False),
-        ({"deletionTimestamp": None}, "Pending", False),
-        ({"finalizers": ["example.org/mine"]}, "Pending", False),
-        ({"finalizers": None}, "Pending", False),
+        ({}, "Running", "node-a", True),
+        ({}, "Pending", "node-a", True),
+        ({}, "Pending", "", False),
+        ({"deletionGracePeriodSeconds": 30}, "Running", "node-a", False),
+        ({}, "Failed", "node-a", False),
+        ({}, "Succeeded", "node-a", False),
+        ({"deletionTimestamp": None}, "Running", "node-a", False),
+        ({"finalizers": ["example.org/mine"]}, "Running", "node-a", False),
+        ({"finalizers": None}, "Running", "node-a", False),
     ],
     ids=[
-        "it never had a node",
         "it was removed by force",
+        "it was removed by force before it ran",
+        "it never had a node: garbage collection ends it",
         "its kubelet ends it",
         "Kueue has seen it fail",
         "Kueue has seen it succeed",
@@ -245,7 +247,7 @@ def test_pods_that_kueue_does_not_look_at_are_told_of() -> None:
         "nobody holds it",
     ],
 )
-def test_which_pods_would_be_gone_but_for_kueue(metadata: dict[str, Any], phase: str, is_held_: bool) -> None:
+def test_which_pods_kueue_would_hold_for_ever(metadata: dict[str, Any], phase: str, node: str, is_held_: bool) -> None:
     whole = {
         "name": "demo-decode-0",
         "deletionTimestamp": "2026-01-01T00:00:00Z",
@@ -253,7 +255,8 @@ def test_which_pods_would_be_gone_but_for_kueue(metadata: dict[str, Any], phase:
         "finalizers": ["example.org/mine", "kueue.x-k8s.io/managed"],
     }
     kept = {field: value for field, value in (whole | metadata).items() if value is not None}
-    assert is_held({"kind": "Pod", "metadata": kept, "status": {"phase": phase}}) == is_held_
+    spec = {"nodeName": node} if node else {}
+    assert is_held({"kind": "Pod", "metadata": kept, "spec": spec, "status": {"phase": phase}}) == is_held_
 
 
 def test_a_pod_that_kueue_lets_go_keeps_the_finalizers_of_others() -> None:

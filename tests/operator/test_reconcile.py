@@ -434,10 +434,11 @@ async def test_after_a_pass_a_deployment_rests_and_once_it_is_gone_its_successor
     assert subject.rest_seconds(KEY) is None
 
 
-def deleted_while_gated(server: FakeServer) -> str:
+def removed_by_force(server: FakeServer) -> str:
     """A decode pod that only Kueue's finalizer keeps; its name."""
     name, body = next((name, body) for name, body in server.world.pods().items() if "-decode-" in name)
-    body["status"] = {"phase": "Pending"}
+    body["spec"]["nodeName"] = "node-a"
+    body["status"] = {"phase": "Running"}
     body["metadata"] |= {
         "deletionTimestamp": "2026-01-01T00:00:00Z",
         "deletionGracePeriodSeconds": 0,
@@ -451,7 +452,7 @@ async def test_a_pod_that_only_kueue_holds_is_let_go_whatever_becomes_of_its_dep
     server = FakeServer()
     subject = reconciler(server)
     await settle(server, subject)
-    name = deleted_while_gated(server)
+    name = removed_by_force(server)
     assert server.raw is not None
     if life == "going":
         server.raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -466,7 +467,7 @@ async def test_a_pod_that_cannot_be_let_go_keeps_nothing_else_from_being_done() 
     server = FakeServer()
     subject = reconciler(server)
     await settle(server, subject)
-    deleted_while_gated(server)
+    removed_by_force(server)
     server.refuse = "finalizers"
     wait = await subject.reconcile(KEY)
     assert wait is not None
