@@ -28,18 +28,22 @@ PATIENCE_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Straggler:
-    """A pod, how many seconds it stays on a node that is silent, and from when on its node is worth asking for."""
+    """A pod, and from when on its node is worth asking for. What is known of it is looked up only then: mostly there
+    are many, and soon none."""
 
-    pod: Pod
-    stays_seconds: float
+    body: Body
     suspect_at: float
+
+    @property
+    def pod(self) -> Pod:
+        return pod_facts(self.body, 0)
 
 
 def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Straggler]:
     """Pods that are being deleted, have an owner of this name, and are in no group of the deployment with this uid
     (empty: none is there to stay)."""
     return [
-        Straggler(pod_facts(body, 0), stays_seconds(body), _deleted_at(body["metadata"]) + PATIENCE_SECONDS)
+        Straggler(body, _deleted_at(body["metadata"]) + PATIENCE_SECONDS)
         for body in objects
         if body["kind"] == "Pod"
         and "deletionTimestamp" in body["metadata"]
@@ -50,13 +54,14 @@ def stragglers(deployment: str, uid: str, objects: Iterable[Body]) -> list[Strag
 
 def suspects(found: Iterable[Straggler], now: float) -> list[str]:
     """Nodes worth asking for."""
-    of_late = [straggler.pod for straggler in found if now >= straggler.suspect_at]
-    return sorted({pod.node for pod in of_late if pod.is_suspect and pod.node})
+    pods = [straggler.pod for straggler in found if now >= straggler.suspect_at]
+    return sorted({pod.node for pod in pods if pod.is_suspect and pod.node})
 
 
 def overdue(found: Sequence[Straggler], silent: Mapping[str, float], now: float) -> tuple[list[Deletion], float | None]:
     """Those that are to be removed by force, and how long until there may be more. `silent`: as of `silent_since`."""
-    pods = [marked(straggler.pod, silent, straggler.stays_seconds, now) for straggler in found]
+    late = [straggler for straggler in found if now >= straggler.suspect_at]
+    pods = [marked(straggler.pod, silent, stays_seconds(straggler.body), now) for straggler in late]
     gone = [Deletion(pod.name, pod.uid, 0) for pod in pods if pod.gone_at is not None and pod.gone_at <= now]
     times = [pod.gone_at for pod in pods if pod.gone_at is not None] + [straggler.suspect_at for straggler in found]
     return gone, min((time - now for time in times if time > now), default=None)
