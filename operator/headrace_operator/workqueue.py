@@ -37,13 +37,12 @@ class WorkQueue:
     """Call `add` from the event loop only; run `work` in as many tasks as passes may run at once."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, float] = {}  # since when (monotonic seconds), in order, each once
+        self._waiting: dict[Key, float] = {}  # since when (monotonic seconds), in order
+        self._next: asyncio.Queue[Key] = asyncio.Queue()  # the same keys, each once
         self._active: set[Key] = set()
         self._again: set[Key] = set()  # added while active
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
-        self._wake = asyncio.Condition()
-        self._notifiers: set[asyncio.Task[None]] = set()
         metrics.QUEUE_OLDEST.set_function(self.oldest_seconds)
 
     def add(self, key: Key) -> None:
@@ -54,9 +53,10 @@ class WorkQueue:
         if key in self._active:
             self._again.add(key)
             return
-        self._waiting.setdefault(key, time.monotonic())
-        metrics.QUEUE_DEPTH.set(len(self._waiting))
-        self._wake_one()
+        if key not in self._waiting:
+            self._waiting[key] = time.monotonic()
+            self._next.put_nowait(key)
+            metrics.QUEUE_DEPTH.set(len(self._waiting))
 
     def oldest_seconds(self) -> float:
         """How long the key that has waited longest has waited by now; 0 if none waits."""
@@ -78,15 +78,6 @@ class WorkQueue:
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
-
-    def _wake_one(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._notify())
-        self._notifiers.add(task)
-        task.add_done_callback(self._notifiers.discard)
-
-    async def _notify(self) -> None:
-        async with self._wake:
-            self._wake.notify()
 
     async def work(
         self,
@@ -116,18 +107,16 @@ class WorkQueue:
                 self.add_after(key, retry)
 
     async def _take(self, rest_seconds: Callable[[Key], float | None]) -> Key:
-        async with self._wake:
-            while True:
-                await self._wake.wait_for(lambda: self._waiting)
-                key = next(iter(self._waiting))
-                since = self._waiting.pop(key)
-                metrics.QUEUE_DEPTH.set(len(self._waiting))
-                rest = rest_seconds(key)
-                if rest is None:
-                    metrics.QUEUE_SECONDS.observe(time.monotonic() - since)
-                    self._active.add(key)
-                    return key
-                self.add_after(key, rest)
+        while True:
+            key = await self._next.get()
+            since = self._waiting.pop(key)
+            metrics.QUEUE_DEPTH.set(len(self._waiting))
+            rest = rest_seconds(key)
+            if rest is None:
+                metrics.QUEUE_SECONDS.observe(time.monotonic() - since)
+                self._active.add(key)
+                return key
+            self.add_after(key, rest)
 
     def _backoff(self, key: Key) -> float:
         failures = self._failures.get(key, 0)
