@@ -15,6 +15,8 @@ from headrace_operator.groups import Pod
 from headrace_operator.observe import Observed
 from headrace_operator.times import epoch_seconds
 
+GONE = 0.0  # since when a node is silent that was removed from the cluster: since ever
+
 
 def suspect_nodes(observed: Observed) -> list[str]:
     """Nodes worth asking for."""
@@ -22,10 +24,9 @@ def suspect_nodes(observed: Observed) -> list[str]:
 
 
 def silent_since(node: Mapping[str, Any] | None) -> float | None:
-    """Epoch seconds since when a node has not been ready; None if it is. A node that is not there any more (None) is
-    silent since ever."""
+    """Epoch seconds since when a node has not been ready; None if it is, `GONE` if it is not there any more (None)."""
     if node is None:
-        return 0.0
+        return GONE
     for condition in (node.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             return epoch_seconds(condition["lastTransitionTime"])

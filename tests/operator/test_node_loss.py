@@ -12,7 +12,7 @@ from headrace_operator.api_status import Condition
 from headrace_operator.cluster import Refused
 from headrace_operator.decide import Decision, decide
 from headrace_operator.node_lookup import REFUSED_SECONDS, REMEMBER_SECONDS, NodeLookup
-from headrace_operator.node_loss import silent_since, suspect_nodes, with_lost_pods
+from headrace_operator.node_loss import GONE, silent_since, suspect_nodes, with_lost_pods
 from headrace_operator.observe import observe
 from headrace_operator.render.nodes import leaving_after
 from headrace_operator.status import status_of
@@ -150,12 +150,24 @@ class Nodes:
     def __init__(self, refuse: bool = False) -> None:
         self.asked: list[str] = []
         self.refuse = refuse
+        self.silent = {"silent"}
+        self.num_lists = 0
 
     async def get_node(self, name: str) -> dict[str, Any] | None:
         self.asked.append(name)
         if self.refuse:
             raise Refused("get Node: forbidden")
-        return node("Unknown" if name == "silent" else "True")
+        return None if name == "removed" else self._node(name)
+
+    async def list_page(self, kind: str, token: str | None, *_: object) -> dict[str, Any]:
+        """One node a page, so that those who look for any must look further."""
+        assert kind == "Node"
+        self.num_lists += token is None
+        name = token or "silent"
+        return {"metadata": {"continue": {"silent": "well"}.get(name)}, "items": [self._node(name)]}
+
+    def _node(self, name: str) -> dict[str, Any]:
+        return node("Unknown" if name in self.silent else "True")
 
 
 async def test_a_node_is_asked_for_once_in_a_while() -> None:
@@ -178,3 +190,19 @@ async def test_without_the_right_to_read_nodes_none_is_silent_and_nobody_keeps_a
     now[0] += REFUSED_SECONDS
     await lookup.silent(["silent"])
     assert len(server.asked) == 2
+
+
+async def test_while_no_node_answers_none_is_lost_and_silence_counts_once_one_has() -> None:
+    """As after an outage of the API server: every node has missed its heartbeats, and pods run on all of them."""
+    server, now = Nodes(), [T + 100]
+    server.silent.add("well")
+    lookup = NodeLookup(server, lambda: now[0])  # type: ignore[arg-type]
+    assert await lookup.silent(["silent", "removed"]) == {"silent": T + 100, "removed": GONE}
+    now[0] += 50
+    assert await lookup.silent(["silent"]) == {"silent": T + 150}
+    server.silent.remove("well")
+    now[0] += 50
+    assert await lookup.silent(["silent"]) == {"silent": T + 150}
+    assert server.num_lists == 3
+    await lookup.silent(["silent"])
+    assert server.num_lists == 3
