@@ -17,7 +17,7 @@ from headrace_operator.decide import Decision
 from headrace_operator.drain import GateChange
 from headrace_operator.drift import has_drifted, metadata_repair, status_has_drifted
 from headrace_operator.expectations import Expectations
-from headrace_operator.field_owners import as_applied as owned_by_apply
+from headrace_operator.field_owners import owned_by_apply
 from headrace_operator.observe import Observed, controller_uid
 from headrace_operator.scaling import stale_scaler_statuses
 from headrace_operator.status import as_applied, gate_condition

@@ -94,19 +94,17 @@ class Cluster:
             "update", body["kind"], "replace", body=body, name=where["name"], namespace=where["namespace"]
         )
 
-    async def set_finalizers(self, body: Body, finalizers: list[str]) -> Body | None:
-        """Give an object, as it was read, these finalizers instead of its own; None if it is gone. ClusterError if
+    async def set_finalizers(self, body: Body, finalizers: list[str]) -> None:
+        """Give an object, as it was read, these finalizers instead of its own, unless it is gone. ClusterError if
         someone else changed it since."""
-        try:
-            return await self._patch_metadata(body, {"finalizers": finalizers})
-        except Gone:
-            return None
+        with contextlib.suppress(Gone):
+            await self._patch_metadata(body, {"finalizers": finalizers})
 
-    async def _patch_metadata(self, body: Body, changes: Body) -> Body:
+    async def _patch_metadata(self, body: Body, changes: Body) -> None:
         """Change the metadata of this very object unless it has been changed since it was read."""
         where = body["metadata"]
         metadata = {"uid": where["uid"], "resourceVersion": where["resourceVersion"], **changes}
-        return await self._call(
+        await self._call(
             "patch",
             body["kind"],
             "patch",

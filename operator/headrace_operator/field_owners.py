@@ -16,7 +16,7 @@ from headrace_operator import names
 Entry = Mapping[str, Any]  # of metadata.managedFields
 
 
-def as_applied(entries: Sequence[Entry]) -> list[Entry] | None:
+def owned_by_apply(entries: Sequence[Entry]) -> list[Entry] | None:
     """The entries with what we created counted as applied; None if nothing changes."""
     created = [entry for entry in entries if _is_ours(entry, "Update")]
     if not created:

@@ -113,11 +113,11 @@ class FakeServer:
         self.raw["metadata"] = {**self.raw["metadata"], "resourceVersion": str(self.world.version + 1)}
         return self.raw
 
-    async def set_finalizers(self, body: dict[str, Any], finalizers: list[str]) -> dict[str, Any] | None:
+    async def set_finalizers(self, body: dict[str, Any], finalizers: list[str]) -> None:
         self.calls.append(f"finalizers {finalizers}")
         if self.refuse == "finalizers":
             raise ClusterError("patch Pod: Kueue's webhook does not answer")
-        return self.world.objects.pop(("Pod", body["metadata"]["name"]), None)
+        self.world.objects.pop(("Pod", body["metadata"]["name"]), None)
 
     async def create_event(self, event: dict[str, Any]) -> None:
         self.calls.append(f"event {event['reason']}")
